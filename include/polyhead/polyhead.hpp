@@ -1,0 +1,12 @@
+// Everything of the C++ interface.
+#pragma once
+
+#include "polyhead/attention.hpp"
+#include "polyhead/bert.hpp"
+#include "polyhead/error.hpp"
+#include "polyhead/mask.hpp"
+#include "polyhead/multi_head_attention.hpp"
+#include "polyhead/runtime.hpp"
+#include "polyhead/tensor.hpp"
+#include "polyhead/transformer.hpp"
+#include "polyhead/version.hpp"

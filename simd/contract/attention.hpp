@@ -1,0 +1,105 @@
+// What an attention kernel promises. Plain structs: no Highway, no oneTBB, nothing from src/.
+//
+// A kernel is stateless, allocates nothing, starts nothing and logs nothing. It owns its tails, touches no byte outside its
+// operands, and leaves the caller's floating-point environment as it was (it may flush denormals inside).
+//
+// Rows. The query rows of one kv head are numbered r = t * group + g, for query t and the g-th query head of the group, so
+// that neighbouring rows share keys. A kernel computes each row by itself: its bits depend on the row's own operands, never
+// on which rows or batch items it is computed beside, nor on row_begin and row_end.
+//
+// Keys are cut into blocks at multiples of the kernel's key_block, counted from key 0; blocks are taken in ascending order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace polyhead::simd {
+
+// One batch item and kv head. Strides are in bytes and may be 0 or negative; head_dim and value_dim elements are contiguous.
+struct AttentionF32Args {
+  const float* query = nullptr;           // row r at query + t * query_stride + g * query_head_stride
+  std::ptrdiff_t query_stride = 0;
+  std::ptrdiff_t query_head_stride = 0;
+  const float* key = nullptr;             // key s at key + s * key_stride
+  std::ptrdiff_t key_stride = 0;
+  const float* value = nullptr;
+  std::ptrdiff_t value_stride = 0;
+
+  std::int64_t group = 1;                 // query heads that share this kv head
+  std::int64_t row_begin = 0;             // rows [row_begin, row_end) of query_length * group
+  std::int64_t row_end = 0;
+  std::int64_t key_begin = 0;             // keys [key_begin, key_end); key_begin is a multiple of key_block
+  std::int64_t key_end = 0;               // at most the batch item's key length; what lies beyond is never read
+  std::int64_t head_dim = 0;
+  std::int64_t value_dim = 0;
+  double scale = 1.0;                     // natural-log units; any finite number
+
+  // Query t may see the keys s with t + visible_begin <= s < t + visible_end. unbounded_begin / unbounded_end: no limit.
+  static constexpr std::int64_t unbounded_begin = -(std::int64_t{1} << 62);
+  static constexpr std::int64_t unbounded_end = std::int64_t{1} << 62;
+  std::int64_t visible_begin = unbounded_begin;
+  std::int64_t visible_end = unbounded_end;
+
+  const std::uint8_t* boolean_mask = nullptr;   // byte at + t * stride + g * head_stride + s * key_stride; 0 excludes
+  std::ptrdiff_t mask_stride = 0;
+  std::ptrdiff_t mask_head_stride = 0;
+  std::ptrdiff_t mask_key_stride = 0;
+  const float* bias = nullptr;                  // likewise; added after scaling; -inf excludes, any finite value is arithmetic
+  std::ptrdiff_t bias_stride = 0;
+  std::ptrdiff_t bias_head_stride = 0;
+  std::ptrdiff_t bias_key_stride = 0;
+
+  // Where a row goes when this call covers all of its keys (partial == nullptr): out = sum p v / sum p, 0 where no key was
+  // allowed; lse = ln sum exp(score), -inf where no key was allowed.
+  float* out = nullptr;
+  std::ptrdiff_t out_stride = 0;
+  std::ptrdiff_t out_head_stride = 0;
+  float* lse = nullptr;                   // nullptr: not wanted
+  std::ptrdiff_t lse_stride = 0;
+  std::ptrdiff_t lse_head_stride = 0;
+
+  // Where a row goes when the keys are split over calls: row r at partial + (r - row_begin) * (value_dim + 2), as value_dim
+  // unnormalised sums, then the shift m (log2 units, lowest float where no key was seen) and the denominator l.
+  float* partial = nullptr;
+
+  void* scratch = nullptr;                // AttentionKernel::scratch_bytes(...) bytes, 64-byte aligned, contents arbitrary
+};
+
+// Brings the partial results of key ranges together, always in ascending order of keys.
+struct MergeF32Args {
+  const float* const* partials = nullptr;  // `splits` pointers, each as AttentionF32Args::partial describes, same rows
+  std::int64_t splits = 0;
+  std::int64_t row_begin = 0, row_end = 0, group = 1;
+  std::int64_t value_dim = 0;
+  float* out = nullptr;
+  std::ptrdiff_t out_stride = 0, out_head_stride = 0;
+  float* lse = nullptr;
+  std::ptrdiff_t lse_stride = 0, lse_head_stride = 0;
+};
+
+struct AttentionKernel {
+  const char* name;                       // "attention_f32_avx2"
+  std::int32_t row_block;                 // rows that fill the kernel's registers; cut work at multiples of it
+  std::int32_t key_block;                 // keys a block
+  // Enough for any row and key range with at most key_count keys.
+  std::size_t (*scratch_bytes)(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count);
+  void (*run)(const AttentionF32Args& args);
+};
+
+struct MergeKernel {
+  const char* name;
+  void (*run)(const MergeF32Args& args);
+};
+
+// How a tile of rows [t_first, t_last] x keys [key_begin, key_end) stands to the structural limits, in closed form.
+enum class TileClass : std::uint8_t { skip, full, partial };
+
+static inline TileClass classify_tile(std::int64_t t_first, std::int64_t t_last, std::int64_t key_begin, std::int64_t key_end,
+                                      std::int64_t visible_begin, std::int64_t visible_end) {
+  const bool none_visible = t_last + visible_end <= key_begin || t_first + visible_begin >= key_end;
+  if (none_visible) return TileClass::skip;
+  const bool all_visible = t_last + visible_begin <= key_begin && t_first + visible_end >= key_end;
+  return all_visible ? TileClass::full : TileClass::partial;
+}
+
+}  // namespace polyhead::simd

@@ -1,0 +1,26 @@
+// The one kernel table: for each instruction set a complete row of kernels. Only this folder names concrete kernels.
+#pragma once
+
+#include "polyhead/runtime.hpp"
+#include "simd/contract/attention.hpp"
+#include "simd/contract/gemm.hpp"
+#include "simd/contract/rowwise.hpp"
+
+namespace polyhead::dispatch {
+
+// Pointers are never null. `name` in each kernel tells which target it was really compiled for.
+struct KernelTable {
+  Isa isa;
+  const simd::AttentionKernel* attention_f32;  // transposed scores: any query length
+  const simd::AttentionKernel* decode_f32;     // row-major scores: few rows a kv head, bound by reading K and V
+  const simd::MergeKernel* merge_f32;
+  const simd::GemmKernel* gemm_f32;
+  const simd::LayerNormKernel* layer_norm_f32;
+  const simd::SoftmaxKernel* softmax_f32;
+  const simd::ActivationKernel* activation_f32;
+};
+
+// The table of one instruction set that this build contains (see available_isas for what the machine can run).
+const KernelTable& kernel_table(Isa isa);
+
+}  // namespace polyhead::dispatch
