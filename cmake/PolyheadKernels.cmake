@@ -1,22 +1,17 @@
 # Kernels: every source of simd/hwy is compiled once for each instruction set, with Highway's static dispatch set to that one
 # target. Highway opens a target region in the source itself, so no -m flag is given: nothing outside the region can pick up
 # wide instructions, and one object file holds one target. Our own table (src/dispatch) chooses at run time.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(known_isas sse4 avx2 avx512)
-elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  set(known_isas neon sve)
-else()
-  set(known_isas)
-endif()
 set(target_sse4 HWY_SSE4)
 set(target_avx2 HWY_AVX2)
 set(target_avx512 HWY_AVX3)
 set(target_neon HWY_NEON)
 set(target_sve HWY_SVE)
 
+# polyhead_kernels(ISA FOLDER TARGET): the object library polyhead_simd_<ISA> from simd/<FOLDER>/*.cc; TARGET is Highway's
+# constant, empty for plain C++.
 set(POLYHEAD_KERNEL_TARGETS)
-function(polyhead_kernels isa)
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/simd/${ARGV1}/*.cc)
+function(polyhead_kernels isa folder target)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/simd/${folder}/*.cc)
   if(NOT sources)
     return()
   endif()
@@ -24,15 +19,15 @@ function(polyhead_kernels isa)
   target_link_libraries(polyhead_simd_${isa} PRIVATE polyhead_build polyhead_hwy)
   # The compiler's own loop and tail handling is not wanted inside micro-kernels that are unrolled by hand.
   target_compile_options(polyhead_simd_${isa} PRIVATE -O3 -fno-exceptions -fno-math-errno)
-  if(ARGV2)
-    target_compile_definitions(polyhead_simd_${isa} PRIVATE HWY_COMPILE_ONLY_STATIC HWY_BASELINE_TARGETS=${ARGV2})
+  if(target)
+    target_compile_definitions(polyhead_simd_${isa} PRIVATE HWY_COMPILE_ONLY_STATIC HWY_BASELINE_TARGETS=${target})
   endif()
   set(POLYHEAD_KERNEL_TARGETS ${POLYHEAD_KERNEL_TARGETS} polyhead_simd_${isa} PARENT_SCOPE)
 endfunction()
 
 polyhead_kernels(reference reference "")
-foreach(isa ${known_isas})
-  if(POLYHEAD_ISAS STREQUAL "all" OR isa IN_LIST POLYHEAD_ISAS)
+foreach(isa IN LISTS POLYHEAD_ISAS)
+  if(NOT isa STREQUAL "reference")
     polyhead_kernels(${isa} hwy ${target_${isa}})
     string(TOUPPER ${isa} upper)
     target_compile_definitions(polyhead_build INTERFACE POLYHEAD_HAVE_${upper}=1)
