@@ -1,0 +1,161 @@
+#include "support/attention_case.hpp"
+
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <vector>
+
+namespace polyhead::testing {
+namespace {
+
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t query_length,
+                             std::int64_t key_length, std::int64_t head_dim, std::int64_t value_dim, const Mask& mask) {
+  AttentionSpec spec;
+  spec.batch = batch;
+  spec.heads = heads;
+  spec.kv_heads = kv_heads;
+  spec.query_length = query_length;
+  spec.key_length = key_length;
+  spec.head_dim = head_dim;
+  spec.value_dim = value_dim;
+  spec.mask = mask;
+  return spec;
+}
+
+AttentionInputs AttentionCase::inputs() const {
+  AttentionInputs inputs;
+  inputs.query = query;
+  inputs.key = key;
+  inputs.value = value;
+  inputs.out = out;
+  if (spec.mask.has_key_lengths) inputs.key_lengths = key_lengths;
+  if (spec.mask.has_offsets) inputs.offsets = offsets;
+  if (spec.mask.has_boolean) inputs.boolean_mask = boolean_mask;
+  if (spec.mask.has_bias) inputs.bias = bias;
+  return inputs;
+}
+
+AttentionInputs AttentionCase::inputs_with_lse() const {
+  AttentionInputs with = inputs();
+  with.lse = lse;
+  return with;
+}
+
+AttentionOptions AttentionCase::options() const {
+  AttentionOptions options;
+  options.scale = spec.scale;
+  options.mask = spec.mask;
+  options.length_invariant = spec.length_invariant;
+  return options;
+}
+
+std::string AttentionCase::describe() const {
+  std::ostringstream text;
+  text << "B " << spec.batch << " H " << spec.heads << " G " << spec.kv_heads << " T " << spec.query_length << " S "
+       << spec.key_length << " D " << spec.head_dim << " E " << spec.value_dim << " mask " << testing::describe(spec.mask);
+  if (spec.scale) text << " scale " << *spec.scale;
+  if (spec.length_invariant) text << " length_invariant";
+  if (spec.mask.has_key_lengths) {
+    text << " key_lengths";
+    for_each_offset(key_lengths, [&](std::int64_t offset) { text << ' ' << load(key_lengths, offset); });
+  }
+  if (spec.mask.has_offsets) {
+    text << " offsets";
+    for_each_offset(offsets, [&](std::int64_t offset) { text << ' ' << load(offsets, offset); });
+  }
+  return text.str();
+}
+
+AttentionCase make_case(const AttentionSpec& spec, Random& random) {
+  AttentionCase test;
+  test.spec = spec;
+  if (test.spec.kv_heads == 0) test.spec.kv_heads = spec.heads;
+  if (test.spec.value_dim == 0) test.spec.value_dim = spec.head_dim;
+  const std::int64_t B = spec.batch, H = spec.heads, G = test.spec.kv_heads, T = spec.query_length, S = spec.key_length;
+  const std::int64_t D = spec.head_dim, E = test.spec.value_dim;
+  test.query = Tensor(DType::f32, {B, H, T, D});
+  test.key = Tensor(DType::f32, {B, G, S, D});
+  test.value = Tensor(DType::f32, {B, G, S, E});
+  test.out = Tensor(DType::f32, {B, H, T, E});
+  test.lse = Tensor(DType::f32, {B, H, T});
+  fill_normal(test.query, random);
+  fill_normal(test.key, random);
+  fill_normal(test.value, random);
+  fill(test.out, not_a_number);
+  fill(test.lse, not_a_number);
+  if (spec.mask.has_key_lengths) {
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t b = 0; b < B; ++b)
+      lengths.push_back(random.chance(0.1) ? 0 : random.chance(0.2) ? S : random.integer(0, S));
+    test.key_lengths = integers(random.choice({DType::i32, DType::i64}), lengths);
+  }
+  if (spec.mask.has_offsets) {
+    std::vector<std::int64_t> offsets;
+    for (std::int64_t b = 0; b < B; ++b) offsets.push_back(random.integer(-T, S));
+    test.offsets = integers(random.choice({DType::i32, DType::i64}), offsets);
+  }
+  if (spec.mask.has_boolean) {
+    test.boolean_mask = Tensor(random.choice({DType::boolean, DType::u8}), {B, H, T, S});
+    fill(test.boolean_mask, [&] { return random.chance(0.7) ? 1.0 : 0.0; });
+  }
+  if (spec.mask.has_bias) {
+    test.bias = Tensor(DType::f32, {B, H, T, S});
+    fill(test.bias, [&] { return random.chance(0.1) ? -infinity : random.normal(); });
+  }
+  return test;
+}
+
+::testing::AssertionResult run_and_compare(const AttentionCase& test, const Runtime& runtime, const std::string& what) {
+  const std::string where = test.describe() + ", " + name(runtime.isa()) + ", threads " + std::to_string(runtime.threads()) +
+                            (what.empty() ? "" : ", ") + what;
+  try {
+    const AttentionPlan plan(test.spec, runtime);
+    fill(test.out, not_a_number);
+    fill(test.lse, not_a_number);
+    plan.run(test.inputs_with_lse());
+    const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options());
+    if (auto result = attention_matches(expected, test.out, where); !result) return result << "\n" << plan.explain();
+    if (auto result = lse_matches(expected, test.lse, where); !result) return result << "\n" << plan.explain();
+    const Tensor with_lse = test.out.clone();
+    fill(test.out, not_a_number);
+    plan.run(test.inputs());
+    if (!same_bits(with_lse, test.out))
+      return ::testing::AssertionFailure() << where << ": asking for lse changes out: " << first_difference(with_lse, test.out);
+    if (!test.out.surroundings_intact()) return ::testing::AssertionFailure() << where << ": memory around out was written to";
+    if (!test.lse.surroundings_intact()) return ::testing::AssertionFailure() << where << ": memory around lse was written to";
+    return ::testing::AssertionSuccess();
+  } catch (const std::exception& error) {
+    return ::testing::AssertionFailure() << where << ": threw " << error.what();
+  }
+}
+
+Tensor run_fresh(const AttentionCase& test, const Runtime& runtime) {
+  const AttentionPlan plan(test.spec, runtime);
+  AttentionInputs inputs = test.inputs();
+  const Tensor out = test.out.clone();
+  fill(out, not_a_number);
+  inputs.out = out;
+  plan.run(inputs);
+  return out;
+}
+
+std::string describe(const Mask& mask) {
+  std::ostringstream text;
+  const char* const causal[] = {"", "causal top-left ", "causal bottom-right ", "causal offset "};
+  text << '{' << causal[static_cast<int>(mask.causality)];
+  if (mask.window_left != Mask::unbounded || mask.window_right != Mask::unbounded)
+    text << "window " << mask.window_left << ' ' << mask.window_right << ' ';
+  if (mask.has_key_lengths) text << "lengths ";
+  if (mask.has_offsets) text << "offsets ";
+  if (mask.has_boolean) text << "boolean ";
+  if (mask.has_bias) text << "bias ";
+  text << '}';
+  return text.str();
+}
+
+}  // namespace polyhead::testing

@@ -1,0 +1,43 @@
+// One call of attention with the tensors it needs, made from an AttentionSpec: what most attention tests start from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "polyhead/attention.hpp"
+#include "support/environment.hpp"
+#include "support/oracle.hpp"
+#include "support/random.hpp"
+#include "support/tensor.hpp"
+#include "support/tolerance.hpp"
+
+namespace polyhead::testing {
+
+AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t query_length,
+                             std::int64_t key_length, std::int64_t head_dim, std::int64_t value_dim, const Mask& mask = {});
+
+struct AttentionCase {
+  AttentionSpec spec;  // kv_heads and value_dim never 0
+  Tensor query, key, value, out, lse, key_lengths, offsets, boolean_mask, bias;
+
+  AttentionInputs inputs() const;  // without lse
+  AttentionInputs inputs_with_lse() const;
+  AttentionOptions options() const;
+  std::string describe() const;
+};
+
+// Contiguous tensors of normal random numbers; what the mask needs is there: lengths in 0 .. S (some 0, some S), offsets in
+// -T .. S, a full-size boolean mask that lets seven in ten keys through, a full-size normal bias with one in ten -inf. out and
+// lse hold NaN.
+AttentionCase make_case(const AttentionSpec& spec, Random& random);
+
+// Runs the case with and without lse and compares out and lse with the oracle, and both outs with each other bit for bit.
+::testing::AssertionResult run_and_compare(const AttentionCase& test, const Runtime& runtime, const std::string& what = {});
+
+// A fresh plan, one run; the result in a tensor of its own.
+Tensor run_fresh(const AttentionCase& test, const Runtime& runtime);
+
+// For messages.
+std::string describe(const Mask& mask);
+
+}  // namespace polyhead::testing

@@ -1,0 +1,38 @@
+#include "support/environment.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace polyhead::testing {
+
+std::int64_t environment_integer(const char* name, std::int64_t otherwise) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return otherwise;
+  char* end = nullptr;
+  const long long value = std::strtoll(text, &end, 10);
+  if (*end != '\0') {
+    std::fprintf(stderr, "%s=%s is not a decimal number\n", name, text);
+    std::exit(2);
+  }
+  return value;
+}
+
+const Runtime& runtime_on(Isa isa, int threads) {
+  static auto* const mutex = new std::mutex;
+  static auto* const runtimes = new std::map<std::pair<Isa, int>, Runtime>;
+  const std::lock_guard<std::mutex> lock(*mutex);
+  const auto key = std::make_pair(isa, threads);
+  auto found = runtimes->find(key);
+  if (found == runtimes->end()) {
+    RuntimeOptions options;
+    options.isa = isa;
+    options.threads = threads;
+    found = runtimes->emplace(key, Runtime(options)).first;
+  }
+  return found->second;
+}
+
+}  // namespace polyhead::testing
