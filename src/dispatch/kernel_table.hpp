@@ -1,6 +1,8 @@
 // The one kernel table: for each instruction set a complete row of kernels. Only this folder names concrete kernels.
 #pragma once
 
+#include <vector>
+
 #include "polyhead/runtime.hpp"
 #include "simd/contract/attention.hpp"
 #include "simd/contract/gemm.hpp"
@@ -20,7 +22,19 @@ struct KernelTable {
   const simd::ActivationKernel* activation_f32;
 };
 
-// The table of one instruction set that this build contains (see available_isas for what the machine can run).
+// The table of one instruction set that this build contains (see available_isas for what the machine can run). Errors:
+// unsupported for another one.
 const KernelTable& kernel_table(Isa isa);
+
+// Instruction sets that this build has kernels for, plainest first.
+std::vector<Isa> built_isas();
+
+// A row of kernels.inc; `name` is the kernel's own, as in "gemm_f32_avx2".
+struct KernelRow {
+  const char* kind;
+  Isa target;
+  const char* name;
+};
+std::vector<KernelRow> kernel_rows();
 
 }  // namespace polyhead::dispatch

@@ -1,0 +1,61 @@
+#include "dispatch/select_isa.hpp"
+
+#include <algorithm>
+
+#include "polyhead/error.hpp"
+
+namespace polyhead::dispatch {
+namespace {
+
+const std::vector<Isa>& all_isas() {
+  static const std::vector<Isa> isas = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::neon, Isa::sve};
+  return isas;
+}
+
+bool contains(const std::vector<Isa>& isas, Isa isa) {
+  return std::find(isas.begin(), isas.end(), isa) != isas.end();
+}
+
+}  // namespace
+
+std::string names_of(const std::vector<Isa>& isas) {
+  std::string names;
+  for (Isa isa : isas) {
+    if (!names.empty()) names += ", ";
+    names += isa_name(isa);
+  }
+  return names;
+}
+
+std::vector<Isa> runnable(const CpuFeatures& features, const std::vector<Isa>& built) {
+  std::vector<Isa> isas;
+  for (Isa isa : built) {
+    if (features.supports(isa)) isas.push_back(isa);
+  }
+  std::sort(isas.begin(), isas.end());
+  return isas;
+}
+
+Isa select_isa(const CpuFeatures& features, const std::vector<Isa>& built, const char* forced_name) {
+  const std::vector<Isa> choices = runnable(features, built);
+  if (forced_name == nullptr || *forced_name == '\0') return choices.empty() ? Isa::reference : choices.back();
+
+  const std::string name = forced_name;
+  const auto known = std::find_if(all_isas().begin(), all_isas().end(), [&](Isa isa) { return name == isa_name(isa); });
+  if (known == all_isas().end()) {
+    throw Error(ErrorCode::invalid_argument,
+                "instruction set (POLYHEAD_ISA): \"" + name + "\" does not exist; expected one of " + names_of(all_isas()));
+  }
+  return require_isa(features, built, *known);
+}
+
+Isa require_isa(const CpuFeatures& features, const std::vector<Isa>& built, Isa wanted) {
+  const std::vector<Isa> choices = runnable(features, built);
+  if (contains(choices, wanted)) return wanted;
+  const char* reason =
+      contains(built, wanted) ? "this machine (CPU or operating system) cannot run " : "this build has no kernels for ";
+  throw Error(ErrorCode::unsupported,
+              "instruction set: " + std::string(reason) + isa_name(wanted) + "; available: " + names_of(choices));
+}
+
+}  // namespace polyhead::dispatch

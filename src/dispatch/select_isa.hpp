@@ -1,0 +1,57 @@
+// Which instruction set is taken: the best one that is built and runs here, or the one that was asked for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dispatch/cpu_features.hpp"
+#include "polyhead/runtime.hpp"
+
+namespace polyhead::dispatch {
+
+constexpr const char* isa_name(Isa isa) noexcept {
+  switch (isa) {
+    case Isa::reference:
+      return "reference";
+    case Isa::sse4:
+      return "sse4";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
+    case Isa::neon:
+      return "neon";
+    case Isa::sve:
+      return "sve";
+  }
+  return "unknown";
+}
+
+// The target whose kernels serve where `isa` has none of its own; reference is its own.
+constexpr Isa next_plainer(Isa isa) noexcept {
+  switch (isa) {
+    case Isa::avx2:
+      return Isa::sse4;
+    case Isa::avx512:
+      return Isa::avx2;
+    case Isa::sve:
+      return Isa::neon;
+    default:
+      return Isa::reference;
+  }
+}
+
+// "reference, sse4, avx2"
+std::string names_of(const std::vector<Isa>& isas);
+
+// Of `built`, those that a machine with these features runs; plainest first.
+std::vector<Isa> runnable(const CpuFeatures& features, const std::vector<Isa>& built);
+
+// The best of runnable(), or the forced one. Errors: invalid_argument for a forced name that does not exist, unsupported for
+// one that is not built or does not run here; the message says which, and what there is. Null or empty: nothing is forced.
+Isa select_isa(const CpuFeatures& features, const std::vector<Isa>& built, const char* forced_name);
+
+// The same for a target that was asked for by value: returns it, or throws unsupported.
+Isa require_isa(const CpuFeatures& features, const std::vector<Isa>& built, Isa wanted);
+
+}  // namespace polyhead::dispatch
