@@ -1,0 +1,245 @@
+#include "polyhead/attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "api/checks.hpp"
+#include "api/runtime_state.hpp"
+#include "plan/attention_plan.hpp"
+
+namespace polyhead {
+namespace {
+
+using api::check_given;
+using api::check_mask;
+using api::check_no_overlap;
+using api::check_output;
+using api::check_tensor;
+using api::fail;
+
+void check_size(const char* name, std::int64_t value, std::int64_t least) {
+  if (value < least) fail(name, std::to_string(value), std::to_string(least) + " or more");
+}
+
+// Fills in what a spec leaves open, and checks it.
+AttentionSpec resolve(AttentionSpec spec) {
+  if (spec.kv_heads == 0) spec.kv_heads = spec.heads;
+  if (spec.value_dim == 0) spec.value_dim = spec.head_dim;
+  check_size("AttentionSpec.batch", spec.batch, 0);
+  check_size("AttentionSpec.heads", spec.heads, 1);
+  check_size("AttentionSpec.kv_heads", spec.kv_heads, 1);
+  check_size("AttentionSpec.query_length", spec.query_length, 0);
+  check_size("AttentionSpec.key_length", spec.key_length, 0);
+  check_size("AttentionSpec.head_dim", spec.head_dim, 1);
+  check_size("AttentionSpec.value_dim", spec.value_dim, 1);
+  if (spec.heads % spec.kv_heads != 0) {
+    fail("AttentionSpec.kv_heads", std::to_string(spec.kv_heads), "a divisor of heads (" + std::to_string(spec.heads) + ")");
+  }
+  // Every count of elements that index arithmetic forms must fit in 64 bits.
+  std::int64_t elements = static_cast<std::int64_t>(sizeof(float)) * 64;
+  for (const std::int64_t size : {std::max<std::int64_t>(spec.batch, 1), spec.heads, std::max<std::int64_t>({spec.query_length, spec.key_length, 1}),
+                                  std::max(spec.head_dim, spec.value_dim) + 2}) {
+    if (__builtin_mul_overflow(elements, size, &elements)) fail("AttentionSpec: its sizes overflow 64-bit offsets");
+  }
+  if (spec.scale && !std::isfinite(*spec.scale)) fail("AttentionSpec.scale", std::to_string(*spec.scale), "a finite number");
+  check_mask("AttentionSpec.mask", spec.mask);
+  if (spec.dtype != DType::f32) {
+    throw Error(ErrorCode::unsupported, std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves f32");
+  }
+  return spec;
+}
+
+plan::AttentionShape shape_of(const AttentionSpec& spec) {
+  return {spec.batch, spec.heads, spec.kv_heads, spec.query_length, spec.key_length, spec.head_dim, spec.value_dim};
+}
+
+double scale_of(const AttentionSpec& spec) { return spec.scale ? *spec.scale : 1.0 / std::sqrt(static_cast<double>(spec.head_dim)); }
+
+void byte_strides(const TensorView& view, std::ptrdiff_t strides[3]) {
+  for (int i = 0; i < 3; ++i) strides[i] = view.shape[i] == 1 ? 0 : view.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
+}
+
+bool last_is_contiguous(const TensorView& view) { return view.shape[3] <= 1 || view.strides[3] == 1; }
+
+std::size_t packed_bytes(const TensorView& view) {
+  return last_is_contiguous(view) ? 0 : static_cast<std::size_t>(view.element_count() + 16) * sizeof(float);
+}
+
+// A [batch, heads, length, dim] copy job, cut over (batch, head) so that threads share it.
+struct CopyJob {
+  const TensorView* from;
+  const TensorView* to;
+};
+
+void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const TensorView& to) {
+  CopyJob job{&from, &to};
+  scheduler.parallel_for(
+      static_cast<std::size_t>(from.shape[0] * from.shape[1]),
+      [](void* context, std::size_t index, int) {
+        const CopyJob& copy = *static_cast<const CopyJob*>(context);
+        const TensorView &source = *copy.from, &target = *copy.to;
+        const std::int64_t batch = static_cast<std::int64_t>(index) / source.shape[1], head = static_cast<std::int64_t>(index) % source.shape[1];
+        const float* read = static_cast<const float*>(source.data) + batch * source.strides[0] + head * source.strides[1];
+        float* write = static_cast<float*>(target.data) + batch * target.strides[0] + head * target.strides[1];
+        for (std::int64_t t = 0; t < source.shape[2]; ++t) {
+          for (std::int64_t d = 0; d < source.shape[3]; ++d) {
+            write[t * target.strides[2] + d * target.strides[3]] = read[t * source.strides[2] + d * source.strides[3]];
+          }
+        }
+      },
+      &job);
+}
+
+// A contiguous stand-in at *memory for a view whose last dimension is not contiguous; advances *memory.
+TensorView stand_in(const TensorView& view, float** memory) {
+  TensorView packed(*memory, DType::f32, view.rank, view.shape.data());
+  *memory += (view.element_count() + 15) / 16 * 16;
+  return packed;
+}
+
+}  // namespace
+
+namespace detail {
+
+class AttentionPlanState {
+ public:
+  AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
+      : spec_(resolve(spec)), runtime_(runtime.state()),
+        plan_(shape_of(spec_), spec_.mask, scale_of(spec_), spec_.length_invariant, runtime_->kernels(), runtime_->scheduler()) {}
+
+  void run(const AttentionInputs& inputs, const RunOptions& options) const {
+    const plan::AttentionShape shape = check_shapes(inputs);
+    if (options.workspace) {
+      if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0) {
+        fail("RunOptions.workspace", "not aligned", "an address that is a multiple of 64");
+      }
+      if (options.workspace_bytes < plan_.workspace_bytes()) {
+        fail("RunOptions.workspace_bytes", std::to_string(options.workspace_bytes), std::to_string(plan_.workspace_bytes()) + " or more");
+      }
+    }
+    const plan::AttentionPlan::LeaseHandle lease(plan_, options.workspace);
+
+    plan::AttentionOperands operands;
+    operands.shape = shape;
+    operands.mask = spec_.mask;
+    operands.scale = scale_of(spec_);
+    if (spec_.mask.has_key_lengths) {
+      api::read_integers("key_lengths", inputs.key_lengths, shape.batch, 0, shape.key_length, lease.key_lengths());
+      operands.key_lengths = lease.key_lengths();
+    }
+    if (spec_.mask.has_offsets) {
+      const std::int64_t far = std::int64_t{1} << 60;
+      api::read_integers("offsets", inputs.offsets, shape.batch, -far, far, lease.offsets());
+      operands.offsets = lease.offsets();
+    }
+    const std::int64_t scores[4] = {shape.batch, shape.heads, shape.query_length, shape.key_length};
+    if (spec_.mask.has_boolean) {
+      if (inputs.boolean_mask.dtype != DType::boolean && inputs.boolean_mask.dtype != DType::u8) {
+        fail("boolean_mask", std::string("of dtype ") + name(inputs.boolean_mask.dtype), "bool or u8");
+      }
+      api::broadcast_strides("boolean_mask", inputs.boolean_mask, scores, operands.mask_strides);
+      operands.boolean_mask = static_cast<const std::uint8_t*>(inputs.boolean_mask.data);
+    }
+    if (spec_.mask.has_bias) {
+      if (inputs.bias.dtype != DType::f32) fail("bias", std::string("of dtype ") + name(inputs.bias.dtype), "f32");
+      api::broadcast_strides("bias", inputs.bias, scores, operands.bias_strides);
+      operands.bias = static_cast<const float*>(inputs.bias.data);
+    }
+    check_outputs(inputs);
+    if (options.cancel && options.cancel->load(std::memory_order_relaxed)) throw Error(ErrorCode::cancelled, "cancelled by the caller");
+    if (inputs.out.element_count() == 0) return;
+
+    TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
+    const bool out_is_packed = !last_is_contiguous(out);
+    if (const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out)) {
+      auto* memory = static_cast<float*>(lease.side_memory(bytes + 4 * 64));
+      for (TensorView* view : {&query, &key, &value}) {
+        if (last_is_contiguous(*view)) continue;
+        const TensorView packed = stand_in(*view, &memory);
+        copy_tensor(plan_.scheduler(), *view, packed);
+        *view = packed;
+      }
+      if (out_is_packed) out = stand_in(out, &memory);
+    }
+    operands.query = static_cast<const float*>(query.data);
+    operands.key = static_cast<const float*>(key.data);
+    operands.value = static_cast<const float*>(value.data);
+    operands.out = static_cast<float*>(out.data);
+    byte_strides(query, operands.query_strides);
+    byte_strides(key, operands.key_strides);
+    byte_strides(value, operands.value_strides);
+    byte_strides(out, operands.out_strides);
+    if (!inputs.lse.empty()) {
+      operands.lse = static_cast<float*>(inputs.lse.data);
+      byte_strides(inputs.lse, operands.lse_strides);
+    }
+    plan_.run(lease, operands, options.cancel);
+    if (out_is_packed) copy_tensor(plan_.scheduler(), out, inputs.out);
+  }
+
+  const AttentionSpec& spec() const noexcept { return spec_; }
+  const plan::AttentionPlan& plan() const noexcept { return plan_; }
+
+ private:
+  // Shapes against the spec's maxima and each other; returns this run's shape.
+  plan::AttentionShape check_shapes(const AttentionInputs& inputs) const {
+    check_tensor("query", inputs.query, DType::f32, {-1, spec_.heads, -1, spec_.head_dim});
+    plan::AttentionShape shape = shape_of(spec_);
+    shape.batch = inputs.query.shape[0];
+    shape.query_length = inputs.query.shape[2];
+    check_tensor("key", inputs.key, DType::f32, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
+    shape.key_length = inputs.key.shape[2];
+    check_tensor("value", inputs.value, DType::f32, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
+    check_tensor("out", inputs.out, DType::f32, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
+    if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {shape.batch, spec_.heads, shape.query_length});
+    if (shape.batch > spec_.batch) fail("query's batch", std::to_string(shape.batch), "at most the plan's " + std::to_string(spec_.batch));
+    if (shape.query_length > spec_.query_length) {
+      fail("query's length", std::to_string(shape.query_length), "at most the plan's " + std::to_string(spec_.query_length));
+    }
+    if (shape.key_length > spec_.key_length) {
+      fail("key's length", std::to_string(shape.key_length), "at most the plan's " + std::to_string(spec_.key_length));
+    }
+    check_given("key_lengths", inputs.key_lengths, spec_.mask.has_key_lengths, "key lengths");
+    check_given("offsets", inputs.offsets, spec_.mask.has_offsets, "offsets");
+    check_given("boolean_mask", inputs.boolean_mask, spec_.mask.has_boolean, "boolean part");
+    check_given("bias", inputs.bias, spec_.mask.has_bias, "bias");
+    return shape;
+  }
+
+  static void check_outputs(const AttentionInputs& inputs) {
+    const std::pair<const char*, const TensorView*> read[] = {
+        {"query", &inputs.query}, {"key", &inputs.key}, {"value", &inputs.value}, {"key_lengths", &inputs.key_lengths},
+        {"offsets", &inputs.offsets}, {"boolean_mask", &inputs.boolean_mask}, {"bias", &inputs.bias}};
+    check_output("out", inputs.out);
+    for (const auto& [other_name, other] : read) {
+      if (!other->empty()) check_no_overlap("out", inputs.out, other_name, *other);
+    }
+    if (inputs.lse.empty()) return;
+    check_output("lse", inputs.lse);
+    check_no_overlap("lse", inputs.lse, "out", inputs.out);
+    for (const auto& [other_name, other] : read) {
+      if (!other->empty()) check_no_overlap("lse", inputs.lse, other_name, *other);
+    }
+  }
+
+  AttentionSpec spec_;
+  std::shared_ptr<RuntimeState> runtime_;
+  plan::AttentionPlan plan_;
+};
+
+}  // namespace detail
+
+AttentionPlan::AttentionPlan(const AttentionSpec& spec, const Runtime& runtime)
+    : state_(std::make_shared<const detail::AttentionPlanState>(spec, runtime)) {}
+
+void AttentionPlan::run(const AttentionInputs& inputs, const RunOptions& options) const { state_->run(inputs, options); }
+
+std::size_t AttentionPlan::workspace_bytes() const noexcept { return state_->plan().workspace_bytes(); }
+
+const AttentionSpec& AttentionPlan::spec() const noexcept { return state_->spec(); }
+
+std::string AttentionPlan::explain() const { return state_->plan().explain(); }
+
+}  // namespace polyhead

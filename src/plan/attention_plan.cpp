@@ -1,0 +1,277 @@
+#include "plan/attention_plan.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <new>
+
+#include "polyhead/error.hpp"
+
+namespace polyhead::plan {
+namespace {
+
+// A piece this large hides what scheduling it costs, and is small enough to balance a few threads.
+constexpr double piece_target_ns = 100e3;
+constexpr double node_target_ns = 50e3;
+// Below this, waking another thread costs more than it saves.
+constexpr double inline_below_ns = 40e3;
+// Key blocks are read once for this many query blocks of a piece (the kernel groups them).
+constexpr std::int64_t query_blocks_per_piece = 4;
+// With this many row pieces there is enough to share out; key splits then stay inside a piece and need no extra memory.
+constexpr std::int64_t enough_pieces = 64;
+
+std::size_t align(std::size_t bytes) { return (bytes + platform::cache_line_bytes - 1) / platform::cache_line_bytes * platform::cache_line_bytes; }
+
+std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
+
+AttentionOperands structure_only(const AttentionShape& shape, const Mask& mask) {
+  // For estimates before there are operands: every sequence at its longest, offsets at 0.
+  AttentionOperands operands;
+  operands.shape = shape;
+  operands.mask = mask;
+  operands.mask.has_key_lengths = false;
+  operands.mask.has_offsets = false;
+  return operands;
+}
+
+AttentionCut cut_work(const AttentionShape& shape, const Mask& mask, const AttentionChoice& choice) {
+  AttentionCut cut;
+  const std::int64_t heads = shape.batch * shape.kv_heads, rows = shape.rows();
+  if (heads == 0 || rows == 0) return cut;
+  const AttentionOperands operands = structure_only(shape, mask);
+  const double head_cost = piece_cost_ns(choice, operands, 0, 0, rows);
+  const std::int64_t unit = choice.kernel->row_block * query_blocks_per_piece;
+  const auto wanted = static_cast<std::int64_t>(std::max(1.0, std::round(head_cost / piece_target_ns)));
+  cut.rows_per_piece = std::min(rows, divide_up(divide_up(rows, wanted), unit) * unit);
+  cut.row_pieces = divide_up(rows, cut.rows_per_piece);
+  if (heads * cut.row_pieces < enough_pieces) cut.splits = split_count(choice, shape.key_length);
+  cut.pieces = heads * cut.row_pieces * cut.splits;
+  cut.total_cost_ns = head_cost * static_cast<double>(heads);
+  const double piece_cost = cut.total_cost_ns / static_cast<double>(cut.pieces);
+  cut.pieces_per_node = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(node_target_ns / piece_cost)));
+  cut.nodes = divide_up(cut.pieces, cut.pieces_per_node);
+  return cut;
+}
+
+}  // namespace
+
+struct AttentionPlan::Lease {
+  std::unique_ptr<graph::Execution> execution;   // made by the first run that needs threads
+  platform::AlignedBuffer own_workspace;         // made by the first run that brings none
+  platform::AlignedBuffer side;
+  char* workspace = nullptr;                     // of the run that holds the lease
+};
+
+// One run's facts, on the caller's stack.
+struct AttentionPlan::Run {
+  const AttentionPlan* plan = nullptr;
+  const AttentionOperands* operands = nullptr;
+  AttentionChoice choice;
+  char* workspace = nullptr;
+};
+
+AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, double scale, bool length_invariant,
+                             const dispatch::KernelTable& kernels, std::shared_ptr<graph::Scheduler> scheduler)
+    : maximum_(maximum), mask_(mask), length_invariant_(length_invariant), scale_(scale), kernels_(kernels), scheduler_(std::move(scheduler)) {
+  choice_ = choose_attention(maximum_, mask_, length_invariant_, kernels_);
+  cut_ = cut_work(maximum_, mask_, choice_);
+  auto description = std::make_shared<graph::TaskGraph>();
+  if (cut_.nodes > 0) {
+    const AttentionOperands operands = structure_only(maximum_, mask_);
+    for (std::int64_t node = 0; node < cut_.nodes; ++node) {
+      double cost = 0;
+      const std::int64_t first = node * cut_.pieces_per_node, last = std::min(first + cut_.pieces_per_node, cut_.pieces);
+      for (std::int64_t piece = first; piece < last; ++piece) {
+        const std::int64_t row_piece = piece / cut_.splits % cut_.row_pieces;
+        const std::int64_t begin = row_piece * cut_.rows_per_piece, end = std::min(begin + cut_.rows_per_piece, maximum_.rows());
+        cost += piece_cost_ns(choice_, operands, 0, begin, end) / static_cast<double>(cut_.splits);
+      }
+      description->add(cost);
+    }
+  }
+  graph_ = std::move(description);
+
+  // A smaller run may be served by another kernel, or split where the largest is not: scratch is the most any of them asks.
+  for (const std::int64_t length : {maximum_.query_length, std::int64_t{64} / maximum_.group(), std::int64_t{8} / maximum_.group(), std::int64_t{1}}) {
+    AttentionShape shape = maximum_;
+    shape.query_length = std::min(length, maximum_.query_length);
+    if (shape.query_length == 0) continue;
+    const AttentionChoice choice = choose_attention(shape, mask_, length_invariant_, kernels_);
+    slot_bytes_ = std::max(slot_bytes_, align(scratch_bytes(choice, shape, shape.rows())));
+  }
+  std::size_t bytes = 2 * align(static_cast<std::size_t>(maximum_.batch) * sizeof(std::int64_t));
+  slots_offset_ = bytes;
+  bytes += slot_bytes_ * static_cast<std::size_t>(scheduler_->slots());
+  if (cut_.splits > 1) {
+    const auto row_pieces = static_cast<std::size_t>(cut_.pieces / cut_.splits);
+    partial_stride_ = partial_floats(maximum_, cut_.rows_per_piece);
+    partials_offset_ = bytes;
+    bytes += align(row_pieces * static_cast<std::size_t>(cut_.splits) * partial_stride_ * sizeof(float));
+    counters_offset_ = bytes;
+    bytes += align(row_pieces * sizeof(std::atomic<std::int32_t>));
+  }
+  workspace_bytes_ = bytes;
+}
+
+AttentionPlan::~AttentionPlan() = default;
+
+AttentionPlan::LeaseHandle::LeaseHandle(const AttentionPlan& plan, void* workspace) : plan_(plan) {
+  {
+    const std::lock_guard<std::mutex> lock(plan.free_mutex_);
+    if (!plan.free_.empty()) {
+      lease_ = std::move(plan.free_.back());
+      plan.free_.pop_back();
+    }
+  }
+  if (!lease_) lease_ = std::make_unique<Lease>();
+  if (!workspace) {
+    lease_->own_workspace.reserve(plan.workspace_bytes_);
+    workspace = lease_->own_workspace.data();
+  }
+  lease_->workspace = static_cast<char*>(workspace);
+}
+
+AttentionPlan::LeaseHandle::~LeaseHandle() {
+  const std::lock_guard<std::mutex> lock(plan_.free_mutex_);
+  plan_.free_.push_back(std::move(lease_));
+}
+
+std::int64_t* AttentionPlan::LeaseHandle::key_lengths() const { return reinterpret_cast<std::int64_t*>(lease_->workspace); }
+
+std::int64_t* AttentionPlan::LeaseHandle::offsets() const {
+  return reinterpret_cast<std::int64_t*>(lease_->workspace + align(static_cast<std::size_t>(plan_.maximum_.batch) * sizeof(std::int64_t)));
+}
+
+void* AttentionPlan::LeaseHandle::side_memory(std::size_t bytes) const {
+  lease_->side.reserve(bytes);
+  return lease_->side.data();
+}
+
+double AttentionPlan::estimate_ns(const AttentionChoice& choice, const AttentionOperands& operands) const {
+  const AttentionOperands shape_only = structure_only(operands.shape, operands.mask);
+  return piece_cost_ns(choice, shape_only, 0, 0, operands.shape.rows()) *
+         static_cast<double>(operands.shape.batch * operands.shape.kv_heads);
+}
+
+void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch) const {
+  const AttentionOperands& operands = *run.operands;
+  const AttentionShape& shape = operands.shape;
+  const std::int64_t split = piece % cut_.splits, row_piece_index = piece / cut_.splits;
+  const std::int64_t row_piece = row_piece_index % cut_.row_pieces, head_index = row_piece_index / cut_.row_pieces;
+  const std::int64_t batch = head_index / shape.kv_heads, kv_head = head_index % shape.kv_heads;
+  const std::int64_t begin = row_piece * cut_.rows_per_piece, end = std::min(begin + cut_.rows_per_piece, shape.rows());
+  if (batch >= shape.batch || begin >= end) return;
+
+  const std::int64_t key_length = operands.mask.has_key_lengths ? operands.key_lengths[batch] : shape.key_length;
+  const std::int64_t splits = split_count(run.choice, key_length);
+  if (splits == 1 || splits > cut_.splits) {
+    if (split == 0) run_rows(run.choice, operands, batch, kv_head, begin, end, scratch);
+    return;
+  }
+  if (split >= splits) return;
+  auto* partials = reinterpret_cast<float*>(run.workspace + partials_offset_);
+  const auto first = static_cast<std::size_t>(row_piece_index * cut_.splits);
+  run_rows_of_split(run.choice, operands, batch, kv_head, begin, end, split, partials + (first + static_cast<std::size_t>(split)) * partial_stride_, scratch);
+  // Whoever finishes a row piece's last split merges them all, in ascending order of keys: no node of its own, no waiting.
+  auto* counters = reinterpret_cast<std::atomic<std::int32_t>*>(run.workspace + counters_offset_);
+  if (counters[row_piece_index].fetch_add(1, std::memory_order_acq_rel) + 1 < splits) return;
+  auto** pointers = reinterpret_cast<const float**>(scratch);
+  for (std::int64_t i = 0; i < splits; ++i) pointers[i] = partials + (first + static_cast<std::size_t>(i)) * partial_stride_;
+  merge_rows(run.choice, operands, batch, kv_head, begin, end, pointers, splits);
+}
+
+void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& operands, const std::atomic<bool>* cancel) const {
+  const AttentionShape& shape = operands.shape;
+  if (shape.batch == 0 || shape.rows() == 0) return;
+  Run run;
+  run.plan = this;
+  run.operands = &operands;
+  run.choice = choose_attention(shape, operands.mask, length_invariant_, kernels_);
+  run.workspace = handle.lease().workspace;
+  char* slots = run.workspace + slots_offset_;
+  if (cut_.splits > 1) {
+    char* counters = run.workspace + counters_offset_;
+    for (std::int64_t i = 0; i < cut_.pieces / cut_.splits; ++i) {
+      new (counters + static_cast<std::size_t>(i) * sizeof(std::atomic<std::int32_t>)) std::atomic<std::int32_t>(0);
+    }
+  }
+
+  if (scheduler_->threads() == 1 || cut_.nodes == 1 || estimate_ns(run.choice, operands) < inline_below_ns) {
+    const std::int64_t pieces_of_head = cut_.row_pieces * cut_.splits;
+    const std::int64_t used = divide_up(shape.rows(), cut_.rows_per_piece) * cut_.splits;
+    for (std::int64_t head = 0; head < shape.batch * shape.kv_heads; ++head) {
+      for (std::int64_t piece = 0; piece < used; ++piece) {
+        if (cancel && cancel->load(std::memory_order_relaxed)) throw Error(ErrorCode::cancelled, "cancelled by the caller");
+        run_piece(run, head * pieces_of_head + piece, slots);
+      }
+    }
+    return;
+  }
+  std::unique_ptr<graph::Execution>& execution = handle.lease().execution;
+  if (!execution) execution = std::make_unique<graph::Execution>(graph_, scheduler_, false);
+  execution->run(
+      [](void* context, graph::NodeId node, int slot) {
+        const Run& current = *static_cast<const Run*>(context);
+        const AttentionPlan& plan = *current.plan;
+        char* scratch = current.workspace + plan.slots_offset_ + static_cast<std::size_t>(slot) * plan.slot_bytes_;
+        const std::int64_t first = node * plan.cut_.pieces_per_node;
+        const std::int64_t last = std::min(first + plan.cut_.pieces_per_node, plan.cut_.pieces);
+        for (std::int64_t piece = first; piece < last; ++piece) plan.run_piece(current, piece, scratch);
+      },
+      &run, cancel);
+}
+
+std::string AttentionPlan::explain() const {
+  char line[256];
+  std::string text;
+  const auto add = [&](const char* format, auto... values) {
+    std::snprintf(line, sizeof line, format, values...);
+    text += line;
+  };
+  add("kernel       %s (%s)\n", choice_.kernel->name, choice_.reason);
+  add("shape        batch %lld, heads %lld, kv_heads %lld, query_length %lld, key_length %lld, head_dim %lld, value_dim %lld\n",
+      static_cast<long long>(maximum_.batch), static_cast<long long>(maximum_.heads), static_cast<long long>(maximum_.kv_heads),
+      static_cast<long long>(maximum_.query_length), static_cast<long long>(maximum_.key_length),
+      static_cast<long long>(maximum_.head_dim), static_cast<long long>(maximum_.value_dim));
+  add("blocks       %d rows x %d keys; rows of one kv head: %lld (%lld query heads stacked)\n", choice_.kernel->row_block,
+      choice_.kernel->key_block, static_cast<long long>(maximum_.rows()), static_cast<long long>(maximum_.group()));
+  if (choice_.key_split && split_count(choice_, maximum_.key_length) > 1) {
+    add("key splits   every %lld keys, merged in ascending order, %s\n", static_cast<long long>(choice_.key_split),
+        cut_.splits > 1 ? "in parallel" : "inside a piece (there are enough pieces without)");
+  }
+  const AttentionOperands operands = structure_only(maximum_, mask_);
+  std::int64_t counts[3] = {};
+  const std::int64_t row_block = choice_.kernel->row_block, key_block = choice_.kernel->key_block, group = maximum_.group();
+  const KeyRange limits = key_range(operands, 0, 0, 0);
+  for (std::int64_t row = 0; row < maximum_.rows(); row += row_block) {
+    const std::int64_t first = row / group, last = (std::min(row + row_block, maximum_.rows()) - 1) / group;
+    // Within one row block the classes follow one another, so only the partial ones need a look each.
+    const KeyRange keys = key_range(operands, 0, row, std::min(row + row_block, maximum_.rows()));
+    const std::int64_t tiles = divide_up(maximum_.key_length, key_block);
+    if (keys.begin >= keys.end) {
+      counts[0] += tiles;
+      continue;
+    }
+    const std::int64_t from = keys.begin / key_block, to = divide_up(keys.end, key_block);
+    counts[0] += tiles - (to - from);
+    for (std::int64_t tile = from; tile < to; ++tile) {
+      const auto kind = simd::classify_tile(first, last, tile * key_block, std::min((tile + 1) * key_block, maximum_.key_length),
+                                            limits.visible_begin, limits.visible_end);
+      ++counts[static_cast<int>(mask_.has_boolean || mask_.has_bias ? simd::TileClass::partial : kind)];
+    }
+  }
+  const std::int64_t heads = maximum_.batch * maximum_.kv_heads;
+  add("tiles        %lld skipped, %lld full, %lld partial (by structure, at the largest shape%s)\n",
+      static_cast<long long>(counts[0] * heads), static_cast<long long>(counts[1] * heads), static_cast<long long>(counts[2] * heads),
+      mask_.has_key_lengths ? "; key lengths skip more at run time" : "");
+  add("work         %lld pieces of up to %lld rows, %lld graph nodes, about %.3g ms on one thread\n",
+      static_cast<long long>(cut_.pieces), static_cast<long long>(cut_.rows_per_piece), static_cast<long long>(cut_.nodes),
+      cut_.total_cost_ns * 1e-6);
+  add("threads      %d%s\n", scheduler_->threads(),
+      scheduler_->threads() == 1 || cut_.nodes <= 1 || cut_.total_cost_ns < inline_below_ns ? " (runs inline on the caller's thread)" : "");
+  add("scale        %.9g\n", scale_);
+  add("workspace    %zu bytes\n", workspace_bytes_);
+  return text;
+}
+
+}  // namespace polyhead::plan

@@ -1,0 +1,86 @@
+// How the work of one attention call is cut into pieces for threads, and the leased executions that run it.
+//
+// Work is cut by the plan's shape alone, never by the number of threads; and since a row's bits do not depend on how work is
+// cut at all (see simd/contract/attention.hpp), the cut is free to follow cost.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "graph/task_graph.hpp"
+#include "plan/attention_work.hpp"
+#include "platform/aligned_memory.hpp"
+
+namespace polyhead::plan {
+
+// Pieces are numbered ((batch * kv_heads + kv_head) * row_pieces + row_piece) * splits + split; a graph node is a run of
+// consecutive pieces that is worth scheduling.
+struct AttentionCut {
+  std::int64_t rows_per_piece = 0;
+  std::int64_t row_pieces = 0;       // of one kv head
+  std::int64_t splits = 1;           // above 1: key splits of a row piece are pieces of their own
+  std::int64_t pieces_per_node = 1;
+  std::int64_t pieces = 0;
+  std::int64_t nodes = 0;
+  double total_cost_ns = 0;
+};
+
+class AttentionPlan {
+ public:
+  AttentionPlan(const AttentionShape& maximum, const Mask& mask, double scale, bool length_invariant,
+                const dispatch::KernelTable& kernels, std::shared_ptr<graph::Scheduler> scheduler);
+  ~AttentionPlan();
+
+  // Memory and threads of one run. Leases are kept and reused, so that steady state allocates nothing.
+  struct Lease;
+  class LeaseHandle {
+   public:
+    LeaseHandle(const AttentionPlan& plan, void* workspace);
+    ~LeaseHandle();
+    LeaseHandle(const LeaseHandle&) = delete;
+    LeaseHandle& operator=(const LeaseHandle&) = delete;
+    std::int64_t* key_lengths() const;    // [maximum batch], for the caller to fill
+    std::int64_t* offsets() const;
+    // Memory beyond the workspace, kept with the lease: for packing operands whose last dimension is not contiguous.
+    void* side_memory(std::size_t bytes) const;
+    Lease& lease() const { return *lease_; }
+
+   private:
+    const AttentionPlan& plan_;
+    std::unique_ptr<Lease> lease_;
+  };
+
+  // Sizes in operands.shape are at most the plan's. Throws Error(cancelled), or what the host's executor lets through.
+  void run(const LeaseHandle& handle, const AttentionOperands& operands, const std::atomic<bool>* cancel) const;
+
+  std::size_t workspace_bytes() const noexcept { return workspace_bytes_; }
+  graph::Scheduler& scheduler() const noexcept { return *scheduler_; }
+  std::string explain() const;
+
+ private:
+  struct Run;
+  void run_piece(const Run& run, std::int64_t piece, char* scratch) const;
+  double estimate_ns(const AttentionChoice& choice, const AttentionOperands& operands) const;
+
+  AttentionShape maximum_;
+  Mask mask_;
+  bool length_invariant_;
+  double scale_;
+  const dispatch::KernelTable& kernels_;
+  std::shared_ptr<graph::Scheduler> scheduler_;
+  AttentionChoice choice_;           // for the maximum shape
+  AttentionCut cut_;
+  std::shared_ptr<const graph::TaskGraph> graph_;
+  std::size_t slot_bytes_ = 0;       // scratch of one thread
+  std::size_t partials_offset_ = 0, counters_offset_ = 0, slots_offset_ = 0, workspace_bytes_ = 0;
+  std::size_t partial_stride_ = 0;   // floats of one split's partial result
+  mutable std::mutex free_mutex_;
+  mutable std::vector<std::unique_ptr<Lease>> free_;
+};
+
+}  // namespace polyhead::plan

@@ -1,0 +1,85 @@
+// How attention work is cut and computed, below the public plan and below the layers: which kernel serves a shape, what one
+// piece of it costs, and running one piece. Everything here is shape arithmetic and one kernel call; no threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dispatch/kernel_table.hpp"
+#include "polyhead/mask.hpp"
+#include "simd/contract/attention.hpp"
+
+namespace polyhead::plan {
+
+struct AttentionShape {
+  std::int64_t batch = 0, heads = 0, kv_heads = 0, query_length = 0, key_length = 0, head_dim = 0, value_dim = 0;
+  std::int64_t group() const { return heads / kv_heads; }
+  std::int64_t rows() const { return query_length * group(); }   // of one kv head
+};
+
+// Which kernel, and at which multiples keys are split. A function of the row's own shape (head sizes, query length, group,
+// key length, kind of mask) and of the target, never of batch, the number of heads or threads: the bits depend on it.
+struct AttentionChoice {
+  const simd::AttentionKernel* kernel = nullptr;
+  const simd::MergeKernel* merge = nullptr;
+  std::int64_t key_split = 0;      // keys a split, a multiple of the kernel's key_block; 0: keys are never split
+  double gigaflops = 1;            // the target's rate, for estimates only
+  const char* reason = "";
+};
+
+AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, bool length_invariant,
+                                 const dispatch::KernelTable& kernels);
+
+// One run's operands, resolved and checked: strides in bytes, [0] batch, [1] head, [2] position; the last dimension is
+// contiguous. shape holds the sizes of this run. lse may be null.
+struct AttentionOperands {
+  AttentionShape shape;
+  Mask mask;
+  double scale = 1.0;
+  const float* query = nullptr;
+  const float* key = nullptr;
+  const float* value = nullptr;
+  float* out = nullptr;
+  float* lse = nullptr;
+  std::ptrdiff_t query_strides[3] = {}, key_strides[3] = {}, value_strides[3] = {}, out_strides[3] = {}, lse_strides[3] = {};
+  const std::int64_t* key_lengths = nullptr;   // [batch], exactly when mask.has_key_lengths
+  const std::int64_t* offsets = nullptr;       // [batch], exactly when mask.has_offsets
+  const std::uint8_t* boolean_mask = nullptr;  // strides in bytes over [batch, head, query, key], 0 where broadcast
+  const float* bias = nullptr;
+  std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
+};
+
+// The keys that rows [row_begin, row_end) of a batch item may see by structure, and the visibility limits for the kernel.
+struct KeyRange {
+  std::int64_t begin = 0, end = 0;                    // begin is not yet rounded to a key block; empty when begin >= end
+  std::int64_t visible_begin = 0, visible_end = 0;    // as in simd::AttentionF32Args
+};
+KeyRange key_range(const AttentionOperands& operands, std::int64_t batch, std::int64_t row_begin, std::int64_t row_end);
+
+// Floats of one split's partial result of `rows` rows, rounded to whole cache lines.
+std::size_t partial_floats(const AttentionShape& shape, std::int64_t rows);
+
+// Scratch for one thread: enough for run_rows and run_rows_of_split on any piece of at most `max_rows` rows.
+std::size_t scratch_bytes(const AttentionChoice& choice, const AttentionShape& maximum, std::int64_t max_rows);
+
+// An estimate, for balance and for the inline path, in nanoseconds.
+double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch,
+                     std::int64_t row_begin, std::int64_t row_end);
+
+// Computes rows [row_begin, row_end) of one (batch item, kv head) completely: all key splits in order, merged, written to out
+// (and lse). Rows are numbered as in simd::AttentionF32Args.
+void run_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch, std::int64_t kv_head,
+              std::int64_t row_begin, std::int64_t row_end, void* scratch);
+
+// The number of key splits of a run: the same for every row, so empty ones are possible.
+std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length);
+
+// One split's share of run_rows: leaves it at `partial` ([row_end - row_begin][value_dim + 2] floats).
+void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch,
+                       std::int64_t kv_head, std::int64_t row_begin, std::int64_t row_end, std::int64_t split, float* partial,
+                       void* scratch);
+// Merges the partial results of all splits, `partials[split]`, into out (and lse).
+void merge_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch, std::int64_t kv_head,
+                std::int64_t row_begin, std::int64_t row_end, const float* const* partials, std::int64_t splits);
+
+}  // namespace polyhead::plan
