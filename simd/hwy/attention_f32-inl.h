@@ -1,0 +1,443 @@
+// Streaming-softmax attention in f32 with transposed scores: a lane is a query row, so that maximum, sum and rescaling are
+// vertical, K and V are read row-major by broadcast and never packed, and no size has a tail but the number of rows.
+//
+// For up to kQueryBlocks blocks of rows at a time (so that a key block is read from memory once for all of them):
+//   Q' = scale * log2(e) * Q, transposed to [d][row]
+//   for each key block, for each row block:   S = K Q'        [key][row]     ScoreTile
+//                                             mask and bias   in place       ApplyMask, only in tiles that need it
+//                                             P = 2^(S - m)   in place       ComputeWeights
+//                                             O' += V' P      [e][row]       ValueTile
+//   out = O' / l, transposed back
+//
+// The shift m is the running maximum rounded up to an integer in log2 units, which makes the rescale factor an exact power of
+// two and rare: a row whose shift stays is multiplied by exactly 1, so its bits do not depend on its neighbours.
+#pragma once
+
+#include "simd/contract/attention.hpp"
+#include "simd/hwy/attention_mask-inl.h"
+#include "simd/hwy/attention_tile-inl.h"
+#include "simd/hwy/compat.h"
+#include "simd/hwy/exp2-inl.h"
+#include "simd/hwy/floating_point-inl.h"
+#include "simd/hwy/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+namespace {
+
+constexpr size_t kKeyBlock = 128;
+constexpr size_t kQueryBlocks = 4;
+
+// P = 2^(S - m) in place for keys [begin, end); sum = their sum a row, in groups of four keys counted from the block's start
+// (begin is a multiple of 4), so that weights of 0 outside change nothing. With kMarkExcluded a weight that comes from a score
+// of -inf is written as -0, which tells it from a visible key's weight that underflowed.
+template <bool kMarkExcluded>
+static HWY_NOINLINE void ComputeWeights(float* HWY_RESTRICT scores, size_t width, size_t begin, size_t end,
+                                        const float* HWY_RESTRICT shift, float* HWY_RESTRICT sum) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  const Floats minus_infinity = hn::Set(df, kMinusInfinity);
+  const Floats minus_zero = hn::Set(df, -0.0f);
+  for (size_t column = 0; column < width; column += lanes) {
+    const Floats m = hn::Load(df, shift + column);
+    Floats total = hn::Zero(df);
+    const auto weight = [&](size_t key) HWY_ATTR {
+      float* HWY_RESTRICT at = scores + key * width + column;
+      const Floats s = hn::Load(df, at);
+      Floats p = Exp2OfDifference(df, s, m);
+      if (kMarkExcluded) p = hn::IfThenElse(hn::Eq(s, minus_infinity), minus_zero, p);
+      hn::Store(p, df, at);
+      return p;
+    };
+    size_t key = begin;
+    for (; key + 4 <= end; key += 4) {
+      const Floats p0 = weight(key), p1 = weight(key + 1), p2 = weight(key + 2), p3 = weight(key + 3);
+      total = hn::Add(total, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)));
+    }
+    if (key < end) {
+      const Floats p0 = weight(key);
+      const Floats p1 = key + 1 < end ? weight(key + 1) : hn::Zero(df);
+      const Floats p2 = key + 2 < end ? weight(key + 2) : hn::Zero(df);
+      total = hn::Add(total, hn::Add(hn::Add(p0, p1), p2));
+    }
+    hn::Store(total, df, sum + column);
+  }
+}
+
+// The value step for a block of V that holds NaN or infinities: a weight of -0 selects the old sum. For finite V the bits are
+// those of ValueTile.
+static HWY_NOINLINE void AccumulateSelectedValues(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
+                                                  const float* HWY_RESTRICT weights, size_t keys, size_t width,
+                                                  size_t value_dim, ValueMode mode, const float* HWY_RESTRICT alpha,
+                                                  float* HWY_RESTRICT sums) {
+  const FloatTag df;
+  const IntTag di;
+  const size_t lanes = hn::Lanes(df);
+  const Ints marked = hn::BitCast(di, hn::Set(df, -0.0f));
+  for (size_t e = 0; e < value_dim; ++e) {
+    for (size_t column = 0; column < width; column += lanes) {
+      float* HWY_RESTRICT at = sums + e * width + column;
+      Floats sum = mode == ValueMode::overwrite ? hn::Zero(df) : hn::Load(df, at);
+      if (mode == ValueMode::scale) sum = hn::Mul(hn::Load(df, alpha + column), sum);
+      const float* HWY_RESTRICT v = value + e;
+      for (size_t key = 0; key < keys; ++key, v = Offset(v, value_stride)) {
+        const Floats p = hn::Load(df, weights + key * width + column);
+        const auto excluded = hn::RebindMask(df, hn::Eq(hn::BitCast(di, p), marked));
+        sum = hn::IfThenElse(excluded, sum, hn::MulAdd(hn::Set(df, *v), p, sum));
+      }
+      hn::Store(sum, df, at);
+    }
+  }
+}
+
+// One block of rows, on its way through the keys.
+struct RowBlock {
+  float* query;                // [head_dim][width], scaled
+  float* sums;                 // [value_dim][width]
+  float* shift;                // [width]: m
+  float* denominator;          // [width]: l
+  std::int32_t* query_offset;  // [width]: t - t_first
+  std::int64_t first_row;
+  std::int64_t t_first, t_last;
+  size_t rows, width;
+  bool started;                // sums and denominator hold something
+};
+
+// One tile of work: a row block and the keys [begin, end) of a key block.
+struct Tile {
+  const float* key;
+  const float* value;
+  std::ptrdiff_t key_stride, value_stride;
+  size_t head_dim, value_dim;
+  size_t begin, end;
+  const TileMask* mask;        // nullptr: every row sees every key
+  bool poisoned;               // V holds non-finite values and some row must not see some key
+  bool prefetch;
+  float* scores;               // [kKeyBlock][width]
+  float* statistics;           // 3 * width floats: new maximum, sum, alpha
+};
+
+template <class Shape, int kVectors>
+static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df), width = kVectors * lanes;
+  constexpr int kRows = Shape::Rows(kVectors);
+  float* HWY_RESTRICT max = tile.statistics;
+  float* HWY_RESTRICT sum = max + width;
+  float* HWY_RESTRICT alpha = sum + width;
+  float* scores = tile.scores + tile.begin * width;
+  const size_t keys = tile.end - tile.begin;
+  const float* key = Offset(tile.key, static_cast<std::ptrdiff_t>(tile.begin) * tile.key_stride);
+  const float* value = Offset(tile.value, static_cast<std::ptrdiff_t>(tile.begin) * tile.value_stride);
+
+  for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, max + j);
+  const Prefetch prefetch = {tile.prefetch, value, tile.value_stride, tile.value_dim};
+  // With a mask the tiles' maximum counts for nothing: `sum` takes it, ApplyMask finds the right one.
+  for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, sum + j);
+  ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys, prefetch);
+  if (tile.mask) ApplyMask(*tile.mask, tile.scores, width, tile.begin, tile.end, max);
+
+  bool same = true;
+  for (size_t j = 0; j < width; j += lanes) {
+    const Floats old_shift = hn::Load(df, block.shift + j);
+    const Floats shift = hn::Ceil(hn::Load(df, max + j));
+    same = same && hn::AllTrue(df, hn::Eq(shift, old_shift));
+    hn::Store(Exp2OfDifference(df, old_shift, shift), df, alpha + j);
+    hn::Store(shift, df, block.shift + j);
+  }
+  if (HWY_UNLIKELY(tile.poisoned)) {
+    ComputeWeights<true>(tile.scores, width, tile.begin, tile.end, block.shift, sum);
+  } else {
+    ComputeWeights<false>(tile.scores, width, tile.begin, tile.end, block.shift, sum);
+  }
+  for (size_t j = 0; j < width; j += lanes) {
+    Floats l = hn::Load(df, sum + j);
+    if (block.started) l = hn::MulAdd(hn::Load(df, alpha + j), hn::Load(df, block.denominator + j), l);
+    hn::Store(l, df, block.denominator + j);
+  }
+
+  const ValueMode mode = !block.started ? ValueMode::overwrite : same ? ValueMode::add : ValueMode::scale;
+  block.started = true;
+  if (HWY_UNLIKELY(tile.poisoned)) {
+    return AccumulateSelectedValues(value, tile.value_stride, scores, keys, width, tile.value_dim, mode, alpha, block.sums);
+  }
+  switch (mode) {
+    case ValueMode::overwrite:
+      return AccumulateValues<kRows, kVectors, ValueMode::overwrite>(
+          {value, tile.value_stride, scores, keys, block.sums, alpha}, tile.value_dim);
+    case ValueMode::add:
+      return AccumulateValues<kRows, kVectors, ValueMode::add>({value, tile.value_stride, scores, keys, block.sums, alpha},
+                                                               tile.value_dim);
+    case ValueMode::scale:
+      return AccumulateValues<kRows, kVectors, ValueMode::scale>({value, tile.value_stride, scores, keys, block.sums, alpha},
+                                                                 tile.value_dim);
+  }
+}
+
+template <class Shape, int kVectors = Shape::kVectors>
+HWY_INLINE void ComputeTileOfWidth(RowBlock& block, const Tile& tile) {
+  if constexpr (kVectors > 1) {
+    if (block.width != kVectors * hn::Lanes(FloatTag())) return ComputeTileOfWidth<Shape, kVectors - 1>(block, tile);
+  }
+  ComputeTile<Shape, kVectors>(block, tile);
+}
+
+// Scratch, carved up in order; every piece starts at a cache line.
+class Carver {
+ public:
+  explicit Carver(void* memory) : at_(static_cast<char*>(memory)) {}
+  template <class T>
+  T* Take(size_t count) {
+    T* taken = reinterpret_cast<T*>(at_ + used_);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return taken;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* at_;
+  size_t used_ = 0;
+};
+
+enum class BlockState : std::uint8_t { unknown, finite, poisoned };
+
+struct Workspace {
+  RowBlock blocks[kQueryBlocks];
+  float* scores;
+  float* statistics;
+  float* bias;                   // [kKeyBlock][width]
+  std::int32_t* allowed_bytes;   // [kKeyBlock / 4][width]
+  std::int32_t* excluded_keys;   // [kKeyBlock]
+  BlockState* states;            // [key blocks]: what V holds
+
+  template <class Shape>
+  size_t Place(void* memory, std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
+    const size_t width = static_cast<size_t>(Shape::kVectors) * hn::Lanes(FloatTag());
+    Carver carver(memory);
+    for (RowBlock& block : blocks) {
+      block.query = carver.Take<float>(static_cast<size_t>(head_dim) * width);
+      block.sums = carver.Take<float>(static_cast<size_t>(value_dim) * width);
+      block.shift = carver.Take<float>(width);
+      block.denominator = carver.Take<float>(width);
+      block.query_offset = carver.Take<std::int32_t>(width);
+    }
+    scores = carver.Take<float>(kKeyBlock * width);
+    statistics = carver.Take<float>(3 * width);
+    bias = carver.Take<float>(kKeyBlock * width);
+    allowed_bytes = carver.Take<std::int32_t>(kKeyBlock / 4 * width);
+    excluded_keys = carver.Take<std::int32_t>(kKeyBlock);
+    states = carver.Take<BlockState>(static_cast<size_t>(key_count) / kKeyBlock + 2);
+    return carver.used();
+  }
+};
+
+template <class Shape>
+static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, float scale, RowBlock& block) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df), full = Shape::kVectors * lanes;
+  block.first_row = first_row;
+  block.rows = static_cast<size_t>(HWY_MIN(args.row_end - first_row, static_cast<std::int64_t>(full)));
+  block.width = (block.rows + lanes - 1) / lanes * lanes;
+  const std::int64_t last_row = first_row + static_cast<std::int64_t>(block.rows) - 1;
+  block.t_first = args.group == 1 ? first_row : first_row / args.group;
+  block.t_last = args.group == 1 ? last_row : last_row / args.group;
+  block.started = false;
+  const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
+  RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query);
+  for (size_t j = 0; j < block.width; j += lanes) hn::Store(hn::Set(df, kLowestFloat), df, block.shift + j);
+  std::int64_t g = first_row - block.t_first * args.group;
+  std::int32_t offset = 0;
+  for (size_t lane = 0; lane < block.width; ++lane) {
+    block.query_offset[lane] = offset;
+    if (lane + 1 < block.rows && ++g == args.group) g = 0, ++offset;
+  }
+}
+
+static void FinishBlock(const AttentionF32Args& args, RowBlock& block, float* factor) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
+  const Floats zero = hn::Zero(df), one = hn::Set(df, 1.0f);
+  if (!block.started) {
+    for (size_t i = 0; i < value_dim * block.width; i += lanes) hn::Store(zero, df, block.sums + i);
+    for (size_t j = 0; j < block.width; j += lanes) hn::Store(zero, df, block.denominator + j);
+  }
+  for (size_t j = 0; j < block.width; j += lanes) {
+    const Floats l = hn::Load(df, block.denominator + j);
+    hn::Store(args.partial ? one : hn::IfThenElse(hn::Eq(l, zero), zero, hn::Div(one, l)), df, factor + j);
+  }
+  if (args.partial) {
+    const std::int64_t row_floats = args.value_dim + 2;
+    const RowMap<float> rows = {args.partial, row_floats * static_cast<std::ptrdiff_t>(sizeof(float)), 0, 1};
+    LanesToRows(block.sums, block.width, factor, block.rows, value_dim, rows, block.first_row - args.row_begin);
+    for (size_t lane = 0; lane < block.rows; ++lane) {
+      float* row = rows.At(block.first_row - args.row_begin + static_cast<std::int64_t>(lane));
+      row[value_dim] = block.shift[lane];
+      row[value_dim + 1] = block.denominator[lane];
+    }
+    return;
+  }
+  const RowMap<float> out = {args.out, args.out_stride, args.out_head_stride, args.group};
+  LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
+  if (args.lse) {
+    const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
+    for (size_t lane = 0; lane < block.rows; ++lane) {
+      *lse.At(block.first_row + static_cast<std::int64_t>(lane)) = LogOfDenominator(block.shift[lane], block.denominator[lane]);
+    }
+  }
+}
+
+template <class T>
+static inline Varies HowItVaries(const T* operand, std::ptrdiff_t stride, std::ptrdiff_t head_stride, std::int64_t group) {
+  if (!operand) return Varies::absent;
+  return stride == 0 && (head_stride == 0 || group == 1) ? Varies::keys : Varies::rows;
+}
+
+// One call: its operands, and what stays the same from tile to tile.
+template <class Shape>
+class AttentionRun {
+ public:
+  explicit AttentionRun(const AttentionF32Args& args)
+      : args_(args),
+        boolean_(HowItVaries(args.boolean_mask, args.mask_stride, args.mask_head_stride, args.group)),
+        bias_(HowItVaries(args.bias, args.bias_stride, args.bias_head_stride, args.group)) {
+    const std::int64_t key_count = HWY_MAX(args.key_end - args.key_begin, std::int64_t{0});
+    space_.Place<Shape>(args.scratch, args.head_dim, args.value_dim, key_count);
+    if (boolean_ != Varies::absent || bias_ != Varies::absent || args.visible_begin != AttentionF32Args::unbounded_begin ||
+        args.visible_end != AttentionF32Args::unbounded_end) {
+      __builtin_memset(space_.states, 0, static_cast<size_t>(key_count) / kKeyBlock + 1);
+    }
+  }
+
+  void Rows() {
+    const float scale = ScaleInLog2Units(args_.scale);
+    for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
+      size_t count = 0;
+      for (; count < kQueryBlocks && row < args_.row_end; ++count) {
+        StartBlock<Shape>(args_, row, scale, space_.blocks[count]);
+        row += static_cast<std::int64_t>(space_.blocks[count].rows);
+      }
+      Keys(count);
+      for (size_t i = 0; i < count; ++i) FinishBlock(args_, space_.blocks[i], space_.statistics);
+    }
+  }
+
+ private:
+  // The keys of `count` row blocks. Only key blocks that one of them can see are visited.
+  void Keys(size_t count) {
+    const std::int64_t first_key = space_.blocks[0].t_first + args_.visible_begin;
+    const std::int64_t last_key = space_.blocks[count - 1].t_last + args_.visible_end;
+    const std::int64_t block = static_cast<std::int64_t>(kKeyBlock);
+    std::int64_t key_begin = args_.key_begin;
+    if (first_key > key_begin) key_begin += (first_key - key_begin) / block * block;
+    const std::int64_t key_end = HWY_MIN(args_.key_end, last_key);
+    for (std::int64_t key = key_begin; key < key_end; key += block) {
+      const std::int64_t end = HWY_MIN(key + block, args_.key_end);
+      if (boolean_ == Varies::keys) {
+        keys_allowed_ = ReadKeyMask(Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride),
+                                    args_.mask_key_stride, static_cast<size_t>(end - key), space_.excluded_keys);
+        if (keys_allowed_ == Allowed::none) continue;
+      }
+      bool first = true;
+      for (size_t i = 0; i < count; ++i) {
+        if (OneTile(space_.blocks[i], key, end, first)) first = false;
+      }
+    }
+  }
+
+  bool OneTile(RowBlock& block, std::int64_t key, std::int64_t end, bool first) {
+    // Keys of the block that some row can see, from a multiple of 4 on (ComputeWeights sums in fours).
+    const std::int64_t seen_begin = HWY_MAX(block.t_first + args_.visible_begin - key, std::int64_t{0}) & ~std::int64_t{3};
+    const std::int64_t seen_end = HWY_MIN(block.t_last + args_.visible_end, end) - key;
+    if (seen_begin >= seen_end) return false;
+    Tile tile;
+    tile.begin = static_cast<size_t>(seen_begin);
+    tile.end = static_cast<size_t>(seen_end);
+
+    TileMask mask;
+    mask.structural = classify_tile(block.t_first, block.t_last, key + seen_begin, key + seen_end, args_.visible_begin,
+                                    args_.visible_end) != TileClass::full;
+    if (mask.structural) {
+      mask.first_begin = ClampLimit(block.t_first + args_.visible_begin - key);
+      mask.first_end = ClampLimit(block.t_first + args_.visible_end - key);
+      mask.query_offset = block.query_offset;
+    }
+    if (boolean_ == Varies::keys && keys_allowed_ == Allowed::some) {
+      mask.boolean = Varies::keys;
+      mask.excluded_keys = space_.excluded_keys;
+    } else if (boolean_ == Varies::rows) {
+      const RowMap<const std::uint8_t> rows = {
+          Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride), args_.mask_stride,
+          args_.mask_head_stride, args_.group};
+      const Allowed allowed = BooleanToLanes(rows, args_.mask_key_stride, block.first_row, block.rows, block.width, tile.begin,
+                                             tile.end, space_.allowed_bytes);
+      if (allowed == Allowed::none) return false;
+      if (allowed == Allowed::some) mask.boolean = Varies::rows;
+      mask.allowed_bytes = space_.allowed_bytes;
+    }
+    if (bias_ != Varies::absent) {
+      mask.bias = bias_;
+      const float* bias = Offset(args_.bias, static_cast<std::ptrdiff_t>(key) * args_.bias_key_stride);
+      if (bias_ == Varies::keys) {
+        mask.bias_keys = bias;
+        mask.bias_key_stride = args_.bias_key_stride;
+      } else {
+        const RowMap<const float> rows = {bias, args_.bias_stride, args_.bias_head_stride, args_.group};
+        BiasToLanes(rows, args_.bias_key_stride, block.first_row, block.rows, block.width, tile.begin, tile.end, space_.bias);
+        mask.bias_rows = space_.bias;
+      }
+    }
+    const bool excludes = mask.structural || mask.boolean != Varies::absent || mask.bias != Varies::absent;
+
+    tile.key = Offset(args_.key, static_cast<std::ptrdiff_t>(key) * args_.key_stride);
+    tile.value = Offset(args_.value, static_cast<std::ptrdiff_t>(key) * args_.value_stride);
+    tile.key_stride = args_.key_stride;
+    tile.value_stride = args_.value_stride;
+    tile.head_dim = static_cast<size_t>(args_.head_dim);
+    tile.value_dim = static_cast<size_t>(args_.value_dim);
+    tile.mask = excludes ? &mask : nullptr;
+    tile.poisoned = excludes && Poisoned(key, end);
+    tile.prefetch = first;
+    tile.scores = space_.scores;
+    tile.statistics = space_.statistics;
+    ComputeTileOfWidth<Shape>(block, tile);
+    return true;
+  }
+
+  bool Poisoned(std::int64_t key, std::int64_t end) {
+    BlockState& state = space_.states[(key - args_.key_begin) / static_cast<std::int64_t>(kKeyBlock)];
+    if (state == BlockState::unknown) {
+      const float* value = Offset(args_.value, static_cast<std::ptrdiff_t>(key) * args_.value_stride);
+      state = HoldsNonFinite(value, args_.value_stride, static_cast<size_t>(end - key), static_cast<size_t>(args_.value_dim))
+                  ? BlockState::poisoned
+                  : BlockState::finite;
+    }
+    return state == BlockState::poisoned;
+  }
+
+  const AttentionF32Args& args_;
+  const Varies boolean_;
+  const Varies bias_;
+  Allowed keys_allowed_ = Allowed::all;
+  Workspace space_;
+};
+
+template <class Shape>
+static HWY_NOINLINE void ComputeRows(const AttentionF32Args& args) {
+  AttentionRun<Shape>(args).Rows();
+}
+
+template <class Shape>
+static void RunAttention(const AttentionF32Args& args) {
+  const FlushDenormals flush;
+  ComputeRows<Shape>(args);
+}
+
+template <class Shape>
+static size_t AttentionScratchBytes(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
+  Workspace space;
+  return space.Place<Shape>(nullptr, head_dim, value_dim, key_count);
+}
+
+}  // namespace
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,14 @@
+// attention_f32: the kernel for any number of query rows.
+#include "simd/hwy/attention_f32-inl.h"
+
+#include "simd/hwy/kernel_name.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+
+extern const AttentionKernel attention_f32;
+const AttentionKernel attention_f32 = {POLYHEAD_KERNEL_NAME("attention_f32"), TileLimits::kRowBlock, kKeyBlock,
+                                       &AttentionScratchBytes<TileLimits>, &RunAttention<TileLimits>};
+
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

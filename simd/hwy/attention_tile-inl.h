@@ -1,0 +1,299 @@
+// The two register tiles of transposed attention, where lane = query row:
+//
+//   ScoreTile   S[key][row] = sum_d K[key][d] Q'[d][row]      `rows` keys x `vectors` vectors of query rows
+//   ValueTile   O[e][row]  (+)= sum_key V[key][e] P[key][row]  `rows` value columns x `vectors` vectors of query rows
+//
+// Both read K and V row-major, one broadcast an element, so nothing is packed and no head size has a tail. A tile keeps
+// rows * vectors accumulators, `vectors` operands and one broadcast in registers:
+//   32 registers: 8 x 3 (24 + 3 + 1), 12 x 2, 16 x 1, 6 x 4    16 registers: 6 x 2 (12 + 2 + 1), 4 x 3, 8 x 1
+// One-vector tiles are bound by loads (about 3/4 of peak). Every element is one chain over d, or over keys in ascending order,
+// so the tile it falls in does not change its bits.
+//
+// The tiles stay out of line: gcc 12 spills accumulators when they are inlined into their loops.
+#pragma once
+
+#include "simd/hwy/compat.h"
+#include "simd/hwy/exp2-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+namespace {
+
+#define POLYHEAD_UNROLL _Pragma("GCC unroll 32")
+
+enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O + PV
+
+// What is worth fetching while a score tile is computed: the values of the same keys, and the keys after them.
+struct Prefetch {
+  bool wanted;
+  const float* value;
+  std::ptrdiff_t value_stride;
+  size_t value_dim;
+};
+
+HWY_INLINE void PrefetchRows(const float* rows, std::ptrdiff_t stride, size_t count, size_t columns) {
+  for (size_t i = 0; i < count; ++i) {
+    const float* row = Offset(rows, static_cast<std::ptrdiff_t>(i) * stride);
+    for (size_t column = 0; column < columns; column += 16) PrefetchLine(row + column);
+  }
+}
+
+#if HWY_HAVE_SCALABLE
+
+// Vectors without a size can't be array elements: 4 x 2 named accumulators, 1 to 4 rows, 1 or 2 vectors.
+struct TileLimits {
+  static constexpr int kVectors = 2;
+  static constexpr int kRowBlock = 32;  // whole tiles at 128, 256 and 512 bits; a constant, as the table needs
+  static constexpr int Rows(int) { return 4; }
+};
+
+template <int kRows, int kVectors>
+static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t key_stride, const float* HWY_RESTRICT query,
+                                   size_t head_dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df), width = kVectors * lanes;
+  const float* HWY_RESTRICT k0 = key;
+  const float* HWY_RESTRICT k1 = Offset(key, key_stride * (kRows > 1 ? 1 : 0));
+  const float* HWY_RESTRICT k2 = Offset(key, key_stride * (kRows > 2 ? 2 : 0));
+  const float* HWY_RESTRICT k3 = Offset(key, key_stride * (kRows > 3 ? 3 : 0));
+  Floats c00 = hn::Zero(df), c10 = c00, c20 = c00, c30 = c00, c01 = c00, c11 = c00, c21 = c00, c31 = c00;
+  for (size_t d = 0; d < head_dim; ++d) {
+    const Floats q0 = hn::Load(df, query + d * width);
+    const Floats q1 = kVectors > 1 ? hn::Load(df, query + d * width + lanes) : q0;
+    const Floats a0 = hn::Set(df, k0[d]), a1 = hn::Set(df, k1[d]), a2 = hn::Set(df, k2[d]), a3 = hn::Set(df, k3[d]);
+    c00 = hn::MulAdd(a0, q0, c00);
+    if (kRows > 1) c10 = hn::MulAdd(a1, q0, c10);
+    if (kRows > 2) c20 = hn::MulAdd(a2, q0, c20);
+    if (kRows > 3) c30 = hn::MulAdd(a3, q0, c30);
+    if (kVectors > 1) {
+      c01 = hn::MulAdd(a0, q1, c01);
+      if (kRows > 1) c11 = hn::MulAdd(a1, q1, c11);
+      if (kRows > 2) c21 = hn::MulAdd(a2, q1, c21);
+      if (kRows > 3) c31 = hn::MulAdd(a3, q1, c31);
+    }
+  }
+  const auto finish = [&](size_t column, Floats r0, Floats r1, Floats r2, Floats r3) HWY_ATTR {
+    float* HWY_RESTRICT out = scores + column;
+    Floats m = MaxDroppingNaN(df, r0, hn::Load(df, max + column));
+    hn::Store(r0, df, out);
+    if (kRows > 1) m = MaxDroppingNaN(df, r1, m), hn::Store(r1, df, out + width);
+    if (kRows > 2) m = MaxDroppingNaN(df, r2, m), hn::Store(r2, df, out + 2 * width);
+    if (kRows > 3) m = MaxDroppingNaN(df, r3, m), hn::Store(r3, df, out + 3 * width);
+    hn::Store(m, df, max + column);
+  };
+  finish(0, c00, c10, c20, c30);
+  if (kVectors > 1) finish(lanes, c01, c11, c21, c31);
+}
+
+template <int kRows, int kVectors, ValueMode kMode>
+static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
+                                   const float* HWY_RESTRICT weights, size_t keys, float* HWY_RESTRICT sums,
+                                   const float* HWY_RESTRICT alpha) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df), width = kVectors * lanes;
+  const auto start = [&](size_t row, size_t column) HWY_ATTR {
+    if (kMode == ValueMode::overwrite) return hn::Zero(df);
+    const Floats old = hn::Load(df, sums + row * width + column);
+    return kMode == ValueMode::add ? old : hn::Mul(hn::Load(df, alpha + column), old);
+  };
+  const size_t second = kVectors > 1 ? lanes : 0;
+  constexpr size_t r1 = kRows > 1 ? 1 : 0, r2 = kRows > 2 ? 2 : 0, r3 = kRows > 3 ? 3 : 0;
+  Floats c00 = start(0, 0), c10 = start(r1, 0), c20 = start(r2, 0), c30 = start(r3, 0);
+  Floats c01 = start(0, second), c11 = start(r1, second), c21 = start(r2, second), c31 = start(r3, second);
+  for (size_t key = 0; key < keys; ++key, value = Offset(value, value_stride)) {
+    const Floats p0 = hn::Load(df, weights + key * width);
+    const Floats p1 = kVectors > 1 ? hn::Load(df, weights + key * width + lanes) : p0;
+    const Floats a0 = hn::Set(df, value[0]), a1 = hn::Set(df, value[r1]);
+    const Floats a2 = hn::Set(df, value[r2]), a3 = hn::Set(df, value[r3]);
+    c00 = hn::MulAdd(a0, p0, c00);
+    if (kRows > 1) c10 = hn::MulAdd(a1, p0, c10);
+    if (kRows > 2) c20 = hn::MulAdd(a2, p0, c20);
+    if (kRows > 3) c30 = hn::MulAdd(a3, p0, c30);
+    if (kVectors > 1) {
+      c01 = hn::MulAdd(a0, p1, c01);
+      if (kRows > 1) c11 = hn::MulAdd(a1, p1, c11);
+      if (kRows > 2) c21 = hn::MulAdd(a2, p1, c21);
+      if (kRows > 3) c31 = hn::MulAdd(a3, p1, c31);
+    }
+  }
+  const auto finish = [&](float* HWY_RESTRICT out, Floats v0, Floats v1, Floats v2, Floats v3) HWY_ATTR {
+    hn::Store(v0, df, out);
+    if (kRows > 1) hn::Store(v1, df, out + width);
+    if (kRows > 2) hn::Store(v2, df, out + 2 * width);
+    if (kRows > 3) hn::Store(v3, df, out + 3 * width);
+  };
+  finish(sums, c00, c10, c20, c30);
+  if (kVectors > 1) finish(sums + lanes, c01, c11, c21, c31);
+}
+
+#else  // vectors with a size
+
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
+
+// Which tile serves 1, 2, ... vectors of query rows. A shape is a type so that tests can run one target's shape on another.
+struct Tiles32Registers8x3 {
+  static constexpr int kVectors = 3;
+  static constexpr int kRowBlock = kVectors * kLanes;
+  static constexpr int Rows(int vectors) { return vectors == 1 ? 16 : vectors == 2 ? 12 : 8; }
+};
+struct Tiles32Registers6x4 {
+  static constexpr int kVectors = 4;
+  static constexpr int kRowBlock = kVectors * kLanes;
+  static constexpr int Rows(int vectors) { return vectors == 1 ? 16 : vectors == 2 ? 12 : vectors == 3 ? 8 : 6; }
+};
+struct Tiles16Registers6x2 {
+  static constexpr int kVectors = 2;
+  static constexpr int kRowBlock = kVectors * kLanes;
+  static constexpr int Rows(int vectors) { return vectors == 1 ? 8 : 6; }
+};
+// Without a fused multiply-add the product needs a register of its own.
+struct Tiles16Registers4x2 {
+  static constexpr int kVectors = 2;
+  static constexpr int kRowBlock = kVectors * kLanes;
+  static constexpr int Rows(int vectors) { return vectors == 1 ? 8 : 4; }
+};
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+using TileLimits = Tiles32Registers8x3;
+#elif HWY_ARCH_ARM
+using TileLimits = Tiles32Registers6x4;
+#elif HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2
+using TileLimits = Tiles16Registers4x2;
+#else
+using TileLimits = Tiles16Registers6x2;
+#endif
+
+template <int kRows, int kVectors>
+static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t key_stride, const float* HWY_RESTRICT query,
+                                   size_t head_dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max) {
+  const FloatTag df;
+  constexpr size_t width = kVectors * kLanes;
+  Floats sum[kRows][kVectors];
+  POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(df);
+  for (size_t d = 0; d < head_dim; ++d) {
+    Floats q[kVectors];
+    POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) q[j] = hn::Load(df, query + d * width + j * kLanes);
+    POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
+      const Floats k = hn::Set(df, Offset(key, i * key_stride)[d]);
+      POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(k, q[j], sum[i][j]);
+    }
+  }
+  POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) {
+    Floats m = hn::Load(df, max + j * kLanes);
+    POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
+      m = MaxDroppingNaN(df, sum[i][j], m);
+      hn::Store(sum[i][j], df, scores + i * width + j * kLanes);
+    }
+    hn::Store(m, df, max + j * kLanes);
+  }
+}
+
+template <int kRows, int kVectors, ValueMode kMode>
+static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
+                                   const float* HWY_RESTRICT weights, size_t keys, float* HWY_RESTRICT sums,
+                                   const float* HWY_RESTRICT alpha) {
+  const FloatTag df;
+  constexpr size_t width = kVectors * kLanes;
+  Floats sum[kRows][kVectors];
+  POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) {
+    const float* old = sums + i * width + j * kLanes;
+    if (kMode == ValueMode::overwrite) sum[i][j] = hn::Zero(df);
+    if (kMode == ValueMode::add) sum[i][j] = hn::Load(df, old);
+    if (kMode == ValueMode::scale) sum[i][j] = hn::Mul(hn::Load(df, alpha + j * kLanes), hn::Load(df, old));
+  }
+  for (size_t key = 0; key < keys; ++key) {
+    Floats p[kVectors];
+    POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) p[j] = hn::Load(df, weights + key * width + j * kLanes);
+    POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
+      const Floats v = hn::Set(df, value[i]);
+      POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(v, p[j], sum[i][j]);
+    }
+    value = Offset(value, value_stride);
+  }
+  POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j)
+      hn::Store(sum[i][j], df, sums + i * width + j * kLanes);
+}
+
+#endif  // HWY_HAVE_SCALABLE
+
+// How many of `left` rows the next tile takes. Whole tiles first; a rest that would leave a tile too small to hide the latency
+// of its multiply-adds is cut in two halves.
+template <int kRows>
+HWY_INLINE size_t NextRows(size_t left) {
+  if (left >= 2 * kRows || left == kRows) return kRows;
+  if (left > kRows) return left - kRows >= (kRows + 1) / 2 ? kRows : (left + 1) / 2;
+  return left;
+}
+
+// Calls function.template operator()<n>() for the n in [1, kRows] that equals `rows`.
+template <int kRows, class Function>
+HWY_INLINE void WithRows(size_t rows, const Function& function) {
+  if constexpr (kRows > 1) {
+    if (rows != kRows) return WithRows<kRows - 1>(rows, function);
+  }
+  function.template Run<kRows>();
+}
+
+template <int kVectors>
+struct ScoreRows {
+  const float* key;
+  std::ptrdiff_t key_stride;
+  const float* query;
+  size_t head_dim;
+  float* scores;
+  float* max;
+  template <int kRows>
+  HWY_INLINE void Run() const {
+    ScoreTile<kRows, kVectors>(key, key_stride, query, head_dim, scores, max);
+  }
+};
+
+// The scores of `keys` keys, and the rows' maximum in `max` (which starts at what it held, and never is NaN).
+template <int kRows, int kVectors>
+HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, const Prefetch& prefetch) {
+  const size_t width = kVectors * hn::Lanes(FloatTag());
+  const float* value = prefetch.value;
+  while (keys > 0) {
+    const size_t rows = NextRows<kRows>(keys);
+    const float* next_key = Offset(tile.key, static_cast<std::ptrdiff_t>(rows) * tile.key_stride);
+    if (prefetch.wanted) {
+      PrefetchRows(value, prefetch.value_stride, rows, prefetch.value_dim);
+      PrefetchRows(next_key, tile.key_stride, rows, tile.head_dim);
+      value = Offset(value, static_cast<std::ptrdiff_t>(rows) * prefetch.value_stride);
+    }
+    WithRows<kRows>(rows, tile);
+    tile.key = next_key;
+    tile.scores += rows * width;
+    keys -= rows;
+  }
+}
+
+template <int kVectors, ValueMode kMode>
+struct ValueRows {
+  const float* value;
+  std::ptrdiff_t value_stride;
+  const float* weights;
+  size_t keys;
+  float* sums;
+  const float* alpha;
+  template <int kRows>
+  HWY_INLINE void Run() const {
+    ValueTile<kRows, kVectors, kMode>(value, value_stride, weights, keys, sums, alpha);
+  }
+};
+
+template <int kRows, int kVectors, ValueMode kMode>
+HWY_INLINE void AccumulateValues(ValueRows<kVectors, kMode> tile, size_t value_dim) {
+  const size_t width = kVectors * hn::Lanes(FloatTag());
+  while (value_dim > 0) {
+    const size_t rows = NextRows<kRows>(value_dim);
+    WithRows<kRows>(rows, tile);
+    tile.value += rows;
+    tile.sums += rows * width;
+    value_dim -= rows;
+  }
+}
+
+}  // namespace
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,49 @@
+// What Highway leaves open between its versions and targets. Differences end here: no algorithm asks which target it is on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::ScalableTag<float>;
+using IntTag = hn::RebindToSigned<FloatTag>;
+using Floats = hn::Vec<FloatTag>;
+using Ints = hn::Vec<IntTag>;
+
+// Highway's Max and Min say nothing about NaN: x86 gives the second operand, ARM's maxnm the number.
+
+// max(clean, x), NaN where x is NaN. `clean` holds no NaN.
+HWY_INLINE Floats MaxKeepingNaN(FloatTag df, Floats clean, Floats x) {
+#if HWY_ARCH_X86
+  (void)df;
+  return hn::Max(clean, x);
+#else
+  (void)df;
+  return hn::IfThenElse(hn::Lt(x, clean), clean, x);
+#endif
+}
+
+// max(x, clean), `clean` where x is NaN. `clean` holds no NaN.
+HWY_INLINE Floats MaxDroppingNaN(FloatTag df, Floats x, Floats clean) {
+  (void)df;
+  return hn::Max(x, clean);
+}
+
+// Asks for a cache line. It never faults, so the address may lie beyond the operand.
+HWY_INLINE void PrefetchLine(const void* address) { __builtin_prefetch(address, 0, 3); }
+
+// Moves a pointer by a stride in bytes.
+template <class T>
+HWY_INLINE T* Offset(T* pointer, std::ptrdiff_t bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(pointer) + static_cast<std::uintptr_t>(bytes));
+}
+
+}  // namespace
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
