@@ -1,0 +1,133 @@
+#include "support/attention_case.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+namespace polyhead::bench {
+namespace {
+
+std::set<std::int64_t> samples(std::int64_t count, std::int64_t wanted) {
+  std::set<std::int64_t> chosen;
+  for (std::int64_t i = 0; i < wanted; ++i) chosen.insert(wanted == 1 ? 0 : i * (count - 1) / (wanted - 1));
+  return chosen;
+}
+
+// Keys from `first` to `last`, both inclusive, that one query may see; none when first > last.
+struct Visible {
+  std::int64_t first, last;
+};
+
+Visible visible_keys(const AttentionWorkload& workload, std::int64_t key_length, std::int64_t query) {
+  const std::int64_t offset = workload.causal == Causal::bottom_right ? key_length - workload.query_length : 0;
+  Visible visible{0, key_length - 1};
+  if (workload.causal != Causal::none) visible.last = std::min(visible.last, query + offset);
+  if (workload.window_left != Mask::unbounded) visible.first = std::max(visible.first, query + offset - workload.window_left);
+  if (workload.window_right != Mask::unbounded) visible.last = std::min(visible.last, query + offset + workload.window_right);
+  return visible;
+}
+
+}  // namespace
+
+AttentionCase::AttentionCase(const AttentionWorkload& workload, const Runtime& runtime)
+    : workload_(workload), key_lengths_(workload.key_lengths()) {
+  const auto& w = workload_;
+  const auto count = [](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
+    return static_cast<std::size_t>(a * b * c * d);
+  };
+  query_ = AlignedArray(count(w.batch, w.heads, w.query_length, w.head_dim));
+  key_ = AlignedArray(count(w.batch, w.kv_heads, w.key_length, w.head_dim));
+  value_ = AlignedArray(count(w.batch, w.kv_heads, w.key_length, w.value_dim));
+  out_ = AlignedArray(count(w.batch, w.heads, w.query_length, w.value_dim));
+  query_.fill_random(1);
+  key_.fill_random(2);
+  value_.fill_random(3);
+
+  AttentionSpec spec;
+  spec.batch = w.batch;
+  spec.heads = w.heads;
+  spec.kv_heads = w.kv_heads;
+  spec.query_length = w.query_length;
+  spec.key_length = w.key_length;
+  spec.head_dim = w.head_dim;
+  spec.value_dim = w.value_dim;
+  spec.mask = w.mask();
+  plan_ = std::make_unique<AttentionPlan>(spec, runtime);
+
+  inputs_.query = TensorView::of(query_.data(), {w.batch, w.heads, w.query_length, w.head_dim});
+  inputs_.key = TensorView::of(key_.data(), {w.batch, w.kv_heads, w.key_length, w.head_dim});
+  inputs_.value = TensorView::of(value_.data(), {w.batch, w.kv_heads, w.key_length, w.value_dim});
+  inputs_.out = TensorView::of(out_.data(), {w.batch, w.heads, w.query_length, w.value_dim});
+  if (w.padded) inputs_.key_lengths = TensorView(key_lengths_.data(), DType::i64, {w.batch});
+}
+
+Check AttentionCase::check() {
+  const auto& w = workload_;
+  out_.fill(std::numeric_limits<float>::quiet_NaN());
+  run();
+  const double scale = 1.0 / std::sqrt(static_cast<double>(w.head_dim));
+  const std::int64_t group = w.heads / w.kv_heads;
+  std::vector<double> scores(static_cast<std::size_t>(w.key_length)), row(static_cast<std::size_t>(w.value_dim));
+  Check result;
+  for (const std::int64_t item : samples(w.batch, 2)) {
+    const std::int64_t key_length = w.padded ? key_lengths_[static_cast<std::size_t>(item)] : w.key_length;
+    for (const std::int64_t head : samples(w.heads, 3)) {
+      const std::int64_t kv_row = (item * w.kv_heads + head / group) * w.key_length;
+      const float* const keys = key_.data() + kv_row * w.head_dim;
+      const float* const values = value_.data() + kv_row * w.value_dim;
+      for (const std::int64_t t : samples(w.query_length, 8)) {
+        const std::int64_t query_row = (item * w.heads + head) * w.query_length + t;
+        const float* const query = query_.data() + query_row * w.head_dim;
+        const auto [first, last] = visible_keys(w, key_length, t);
+        double largest_score = -std::numeric_limits<double>::infinity(), largest_product = 0, largest_value = 0;
+        for (std::int64_t s = first; s <= last; ++s) {
+          double dot = 0, magnitude = 0;
+          for (std::int64_t d = 0; d < w.head_dim; ++d) {
+            const double product = static_cast<double>(query[d]) * keys[s * w.head_dim + d];
+            dot += product;
+            magnitude += std::abs(product);
+          }
+          scores[static_cast<std::size_t>(s)] = scale * dot;
+          largest_score = std::max(largest_score, scale * dot);
+          largest_product = std::max(largest_product, scale * magnitude);
+        }
+        double denominator = 0;
+        std::fill(row.begin(), row.end(), 0.0);
+        for (std::int64_t s = first; s <= last; ++s) {
+          const double weight = std::exp(scores[static_cast<std::size_t>(s)] - largest_score);
+          denominator += weight;
+          for (std::int64_t e = 0; e < w.value_dim; ++e) {
+            const double value = values[s * w.value_dim + e];
+            row[static_cast<std::size_t>(e)] += weight * value;
+            largest_value = std::max(largest_value, std::abs(value));
+          }
+        }
+        const double bound = largest_value * (2e-6 + std::ldexp(largest_product, -22));
+        for (std::int64_t e = 0; e < w.value_dim; ++e) {
+          const double expected = denominator > 0 ? row[static_cast<std::size_t>(e)] / denominator : 0.0;
+          result.take(out_[static_cast<std::size_t>(query_row * w.value_dim + e)], expected, bound);
+        }
+      }
+    }
+  }
+  return result;
+}
+
+double AttentionCase::flops() const {
+  double pairs = 0;
+  for (std::int64_t item = 0; item < workload_.batch; ++item) {
+    const std::int64_t key_length = workload_.padded ? key_lengths_[static_cast<std::size_t>(item)] : workload_.key_length;
+    for (std::int64_t t = 0; t < workload_.query_length; ++t) {
+      const auto [first, last] = visible_keys(workload_, key_length, t);
+      pairs += static_cast<double>(std::max<std::int64_t>(0, last - first + 1));
+    }
+  }
+  return 2.0 * pairs * static_cast<double>(workload_.heads * (workload_.head_dim + workload_.value_dim));
+}
+
+double AttentionCase::bytes() const {
+  return static_cast<double>(sizeof(float)) * static_cast<double>(query_.size() + key_.size() + value_.size() + out_.size());
+}
+
+}  // namespace polyhead::bench

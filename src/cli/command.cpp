@@ -1,0 +1,59 @@
+#include "command.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <charconv>
+#include <vector>
+
+namespace polyhead::cli {
+namespace {
+
+constexpr Isa all_isas[] = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::neon, Isa::sve};
+
+}  // namespace
+
+void RuntimeChoice::add_options(CLI::App& command) {
+  command.add_option("--threads", threads, "Threads; 0: as many as this process may use")
+      ->check(CLI::Range(0, 4096))
+      ->type_name("N");
+  command.add_option("--isa", isa, "Force an instruction set (see polyhead info); also by the variable POLYHEAD_ISA")
+      ->type_name("NAME");
+}
+
+Runtime RuntimeChoice::make() const {
+  RuntimeOptions options;
+  options.threads = threads;
+  if (!isa.empty()) options.isa = parse_isa(isa);
+  return Runtime(options);
+}
+
+Isa parse_isa(const std::string& wanted) {
+  std::vector<std::string> names;
+  for (const Isa isa : all_isas) {
+    if (wanted == name(isa)) return isa;
+    names.emplace_back(name(isa));
+  }
+  throw UsageError(fmt::format("--isa: no instruction set is called '{}'; there are {}", wanted, fmt::join(names, ", ")));
+}
+
+Causal parse_causal(const std::string& text) {
+  if (text.empty()) return Causal::none;
+  if (text == "top-left") return Causal::top_left;
+  if (text == "bottom-right") return Causal::bottom_right;
+  throw UsageError(fmt::format("--causal: '{}' is neither top-left nor bottom-right", text));
+}
+
+Mask parse_window(const std::string& text) {
+  if (text.empty()) return Mask::none();
+  std::int64_t left = 0, right = 0;
+  const char* const last = text.data() + text.size();
+  const auto [comma, left_error] = std::from_chars(text.data(), last, left);
+  if (left_error == std::errc() && comma != last && *comma == ',') {
+    const auto [end, right_error] = std::from_chars(comma + 1, last, right);
+    if (right_error == std::errc() && end == last && left >= -1 && right >= -1) return Mask::window(left, right);
+  }
+  throw UsageError(fmt::format("--window: '{}' is not LEFT,RIGHT with sizes of at least 0, or -1 for no limit", text));
+}
+
+}  // namespace polyhead::cli
