@@ -39,8 +39,9 @@ AttentionSpec resolve(AttentionSpec spec) {
   }
   // Every count of elements that index arithmetic forms must fit in 64 bits.
   std::int64_t elements = static_cast<std::int64_t>(sizeof(float)) * 64;
-  for (const std::int64_t size : {std::max<std::int64_t>(spec.batch, 1), spec.heads, std::max<std::int64_t>({spec.query_length, spec.key_length, 1}),
-                                  std::max(spec.head_dim, spec.value_dim) + 2}) {
+  for (const std::int64_t size :
+       {std::max<std::int64_t>(spec.batch, 1), spec.heads, std::max<std::int64_t>({spec.query_length, spec.key_length, 1}),
+        std::max(spec.head_dim, spec.value_dim) + 2}) {
     if (__builtin_mul_overflow(elements, size, &elements)) fail("AttentionSpec: its sizes overflow 64-bit offsets");
   }
   if (spec.scale && !std::isfinite(*spec.scale)) fail("AttentionSpec.scale", std::to_string(*spec.scale), "a finite number");
@@ -55,13 +56,18 @@ plan::AttentionShape shape_of(const AttentionSpec& spec) {
   return {spec.batch, spec.heads, spec.kv_heads, spec.query_length, spec.key_length, spec.head_dim, spec.value_dim};
 }
 
-double scale_of(const AttentionSpec& spec) { return spec.scale ? *spec.scale : 1.0 / std::sqrt(static_cast<double>(spec.head_dim)); }
-
-void byte_strides(const TensorView& view, std::ptrdiff_t strides[3]) {
-  for (int i = 0; i < 3; ++i) strides[i] = view.shape[i] == 1 ? 0 : view.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
+double scale_of(const AttentionSpec& spec) {
+  return spec.scale ? *spec.scale : 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
 }
 
-bool last_is_contiguous(const TensorView& view) { return view.shape[3] <= 1 || view.strides[3] == 1; }
+void byte_strides(const TensorView& view, std::ptrdiff_t strides[3]) {
+  for (int i = 0; i < 3; ++i)
+    strides[i] = view.shape[i] == 1 ? 0 : view.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
+}
+
+bool last_is_contiguous(const TensorView& view) {
+  return view.shape[3] <= 1 || view.strides[3] == 1;
+}
 
 std::size_t packed_bytes(const TensorView& view) {
   return last_is_contiguous(view) ? 0 : static_cast<std::size_t>(view.element_count() + 16) * sizeof(float);
@@ -80,7 +86,8 @@ void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const Tens
       [](void* context, std::size_t index, int) {
         const CopyJob& copy = *static_cast<const CopyJob*>(context);
         const TensorView &source = *copy.from, &target = *copy.to;
-        const std::int64_t batch = static_cast<std::int64_t>(index) / source.shape[1], head = static_cast<std::int64_t>(index) % source.shape[1];
+        const std::int64_t batch = static_cast<std::int64_t>(index) / source.shape[1],
+                           head = static_cast<std::int64_t>(index) % source.shape[1];
         const float* read = static_cast<const float*>(source.data) + batch * source.strides[0] + head * source.strides[1];
         float* write = static_cast<float*>(target.data) + batch * target.strides[0] + head * target.strides[1];
         for (std::int64_t t = 0; t < source.shape[2]; ++t) {
@@ -106,8 +113,9 @@ namespace detail {
 class AttentionPlanState {
  public:
   AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
-      : spec_(resolve(spec)), runtime_(runtime.state()),
-        plan_(shape_of(spec_), spec_.mask, scale_of(spec_), spec_.length_invariant, runtime_->kernels(), runtime_->scheduler()) {}
+      : spec_(resolve(spec)),
+        plan_(shape_of(spec_), spec_.mask, scale_of(spec_), spec_.length_invariant, runtime.state()->kernels(),
+              runtime.state()->scheduler()) {}
 
   void run(const AttentionInputs& inputs, const RunOptions& options) const {
     const plan::AttentionShape shape = check_shapes(inputs);
@@ -116,7 +124,8 @@ class AttentionPlanState {
         fail("RunOptions.workspace", "not aligned", "an address that is a multiple of 64");
       }
       if (options.workspace_bytes < plan_.workspace_bytes()) {
-        fail("RunOptions.workspace_bytes", std::to_string(options.workspace_bytes), std::to_string(plan_.workspace_bytes()) + " or more");
+        fail("RunOptions.workspace_bytes", std::to_string(options.workspace_bytes),
+             std::to_string(plan_.workspace_bytes()) + " or more");
       }
     }
     const plan::AttentionPlan::LeaseHandle lease(plan_, options.workspace);
@@ -148,7 +157,8 @@ class AttentionPlanState {
       operands.bias = static_cast<const float*>(inputs.bias.data);
     }
     check_outputs(inputs);
-    if (options.cancel && options.cancel->load(std::memory_order_relaxed)) throw Error(ErrorCode::cancelled, "cancelled by the caller");
+    if (options.cancel && options.cancel->load(std::memory_order_relaxed))
+      throw Error(ErrorCode::cancelled, "cancelled by the caller");
     if (inputs.out.element_count() == 0) return;
 
     TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
@@ -194,7 +204,8 @@ class AttentionPlanState {
     check_tensor("value", inputs.value, DType::f32, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
     check_tensor("out", inputs.out, DType::f32, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
     if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {shape.batch, spec_.heads, shape.query_length});
-    if (shape.batch > spec_.batch) fail("query's batch", std::to_string(shape.batch), "at most the plan's " + std::to_string(spec_.batch));
+    if (shape.batch > spec_.batch)
+      fail("query's batch", std::to_string(shape.batch), "at most the plan's " + std::to_string(spec_.batch));
     if (shape.query_length > spec_.query_length) {
       fail("query's length", std::to_string(shape.query_length), "at most the plan's " + std::to_string(spec_.query_length));
     }
@@ -210,8 +221,10 @@ class AttentionPlanState {
 
   static void check_outputs(const AttentionInputs& inputs) {
     const std::pair<const char*, const TensorView*> read[] = {
-        {"query", &inputs.query}, {"key", &inputs.key}, {"value", &inputs.value}, {"key_lengths", &inputs.key_lengths},
-        {"offsets", &inputs.offsets}, {"boolean_mask", &inputs.boolean_mask}, {"bias", &inputs.bias}};
+        {"query", &inputs.query},     {"key", &inputs.key},
+        {"value", &inputs.value},     {"key_lengths", &inputs.key_lengths},
+        {"offsets", &inputs.offsets}, {"boolean_mask", &inputs.boolean_mask},
+        {"bias", &inputs.bias}};
     check_output("out", inputs.out);
     for (const auto& [other_name, other] : read) {
       if (!other->empty()) check_no_overlap("out", inputs.out, other_name, *other);
@@ -225,7 +238,6 @@ class AttentionPlanState {
   }
 
   AttentionSpec spec_;
-  std::shared_ptr<RuntimeState> runtime_;
   plan::AttentionPlan plan_;
 };
 
@@ -234,12 +246,77 @@ class AttentionPlanState {
 AttentionPlan::AttentionPlan(const AttentionSpec& spec, const Runtime& runtime)
     : state_(std::make_shared<const detail::AttentionPlanState>(spec, runtime)) {}
 
-void AttentionPlan::run(const AttentionInputs& inputs, const RunOptions& options) const { state_->run(inputs, options); }
+void AttentionPlan::run(const AttentionInputs& inputs, const RunOptions& options) const {
+  state_->run(inputs, options);
+}
 
-std::size_t AttentionPlan::workspace_bytes() const noexcept { return state_->plan().workspace_bytes(); }
+std::size_t AttentionPlan::workspace_bytes() const noexcept {
+  return state_->plan().workspace_bytes();
+}
 
-const AttentionSpec& AttentionPlan::spec() const noexcept { return state_->spec(); }
+const AttentionSpec& AttentionPlan::spec() const noexcept {
+  return state_->spec();
+}
 
-std::string AttentionPlan::explain() const { return state_->plan().explain(); }
+std::string AttentionPlan::explain() const {
+  return state_->plan().explain();
+}
+
+namespace {
+
+// Lengths and batches of one-shot calls are rounded up to at most a quarter more, so that a decoding loop, whose key length
+// grows with every call, finds its plan again.
+std::int64_t bucket(std::int64_t size) {
+  constexpr std::int64_t exact_up_to = 32;
+  if (size <= exact_up_to) return size;
+  std::int64_t power = exact_up_to;
+  while (power * 2 < size) power *= 2;
+  const std::int64_t step = power / 4;
+  return (size + step - 1) / step * step;
+}
+
+constexpr std::uint64_t attention_call = 1;  // the kind of call, first word of its keys in the runtime's cache
+
+}  // namespace
+
+void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options) {
+  if (inputs.query.rank != 4) fail("query", inputs.query.describe(), "f32 [batch, heads, query_length, head_dim]");
+  if (inputs.key.rank != 4) fail("key", inputs.key.describe(), "f32 [batch, kv_heads, key_length, head_dim]");
+  if (inputs.value.rank != 4) fail("value", inputs.value.describe(), "f32 [batch, kv_heads, key_length, value_dim]");
+  AttentionSpec spec;
+  spec.batch = bucket(inputs.query.shape[0]);
+  spec.heads = inputs.query.shape[1];
+  spec.kv_heads = inputs.key.shape[1];
+  spec.query_length = bucket(inputs.query.shape[2]);
+  spec.key_length = bucket(inputs.key.shape[2]);
+  spec.head_dim = inputs.query.shape[3];
+  spec.value_dim = inputs.value.shape[3];
+  // 0 means "as the other" in a spec, but here it is a size that the caller gave.
+  check_size("query's heads", spec.heads, 1);
+  check_size("key's heads", spec.kv_heads, 1);
+  check_size("query's head_dim", spec.head_dim, 1);
+  check_size("value's value_dim", spec.value_dim, 1);
+  spec.scale = options.scale;
+  spec.mask = options.mask;
+  spec.length_invariant = options.length_invariant;
+
+  detail::CallKey key;
+  key.add(attention_call).add(spec.batch).add(spec.heads).add(spec.kv_heads).add(spec.query_length).add(spec.key_length);
+  key.add(spec.head_dim)
+      .add(spec.value_dim)
+      .add(spec.scale.value_or(0.0))
+      .add(spec.mask.window_left)
+      .add(spec.mask.window_right);
+  const Mask& mask = spec.mask;
+  std::uint64_t flags = static_cast<std::uint64_t>(mask.causality);
+  for (const bool flag : {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, spec.length_invariant,
+                          spec.scale.has_value()}) {
+    flags = flags << 1 | static_cast<std::uint64_t>(flag);
+  }
+  key.add(flags);
+  const auto plan = runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
+      key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });
+  plan->run(inputs, {});
+}
 
 }  // namespace polyhead

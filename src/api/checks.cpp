@@ -99,14 +99,17 @@ bool may_overlap(const TensorView& a, const TensorView& b) {
   for (int i = 0; i < rb.outer; ++i) m = greatest_common_divisor(m, rb.stride[i]);
   if (m == 0 || ra.run > m || rb.run > m) return true;
   const auto modulus = static_cast<std::uintptr_t>(m);
-  const std::uintptr_t ahead = rb.start >= ra.start ? (rb.start - ra.start) % modulus : modulus - 1 - (ra.start - rb.start - 1) % modulus;
+  const std::uintptr_t ahead =
+      rb.start >= ra.start ? (rb.start - ra.start) % modulus : modulus - 1 - (ra.start - rb.start - 1) % modulus;
   const auto distance = static_cast<std::int64_t>(ahead);
   return !(distance >= ra.run && distance + rb.run <= m);
 }
 
 }  // namespace
 
-void fail(const std::string& message) { throw Error(ErrorCode::invalid_argument, message); }
+void fail(const std::string& message) {
+  throw Error(ErrorCode::invalid_argument, message);
+}
 
 void fail(const char* name, const std::string& was, const std::string& expected) {
   fail(std::string(name) + " is " + was + ", expected " + expected);
@@ -174,7 +177,8 @@ void broadcast_strides(const char* name, const TensorView& view, const std::int6
     strides[to] = view.strides[i] * item;
   }
   if (!fits) {
-    fail(name, shape_text(view), "a shape that broadcasts to " + shape_text(view.dtype, {shape[0], shape[1], shape[2], shape[3]}));
+    fail(name, shape_text(view),
+         "a shape that broadcasts to " + shape_text(view.dtype, {shape[0], shape[1], shape[2], shape[3]}));
   }
   check_memory(name, view);
 }
@@ -201,7 +205,8 @@ void check_output(const char* name, const TensorView& view) {
   if (view.element_count() == 0) return;
   const Runs runs = runs_of(view);
   for (int i = 0; i < view.rank; ++i) {
-    if (view.shape[i] > 1 && view.strides[i] == 0) fail(name, view.describe(), "strides that give each element a place of its own");
+    if (view.shape[i] > 1 && view.strides[i] == 0)
+      fail(name, view.describe(), "strides that give each element a place of its own");
   }
   // Sorted by stride, each dimension must step past all that the smaller ones reach; views that interleave their own
   // dimensions without meeting are refused with the ones that do, since no producer of tensors makes them.

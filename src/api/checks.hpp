@@ -13,14 +13,14 @@
 
 namespace polyhead::api {
 
-[[noreturn]] void fail(const std::string& message);   // Error(invalid_argument)
+[[noreturn]] void fail(const std::string& message);  // Error(invalid_argument)
 // "name is X, expected Y"
 [[noreturn]] void fail(const char* name, const std::string& was, const std::string& expected);
 
 // A tensor of exactly this dtype and shape; a size of -1 matches any. Its data may be null only when it has no elements, must
 // be aligned to its element, and its extent must be addressable in 64 bits.
 void check_tensor(const char* name, const TensorView& view, DType dtype, std::initializer_list<std::int64_t> shape);
-void check_memory(const char* name, const TensorView& view);   // the part about data alone
+void check_memory(const char* name, const TensorView& view);  // the part about data alone
 
 // Checks a mask's own consistency: windows, alignments, and which of them take offsets.
 void check_mask(const char* name, const Mask& mask);

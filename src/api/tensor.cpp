@@ -17,15 +17,24 @@ std::string list(const TensorView::Dims& values, int count) {
 
 const char* name(DType dtype) noexcept {
   switch (dtype) {
-    case DType::f32: return "f32";
-    case DType::f16: return "f16";
-    case DType::bf16: return "bf16";
-    case DType::i8: return "i8";
-    case DType::u8: return "u8";
-    case DType::i32: return "i32";
-    case DType::i64: return "i64";
-    case DType::f64: return "f64";
-    case DType::boolean: return "bool";
+    case DType::f32:
+      return "f32";
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    case DType::i8:
+      return "i8";
+    case DType::u8:
+      return "u8";
+    case DType::i32:
+      return "i32";
+    case DType::i64:
+      return "i64";
+    case DType::f64:
+      return "f64";
+    case DType::boolean:
+      return "bool";
   }
   return "unknown";
 }
@@ -34,19 +43,23 @@ std::int64_t size_in_bytes(DType dtype) noexcept {
   switch (dtype) {
     case DType::i8:
     case DType::u8:
-    case DType::boolean: return 1;
+    case DType::boolean:
+      return 1;
     case DType::f16:
-    case DType::bf16: return 2;
+    case DType::bf16:
+      return 2;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::i64:
-    case DType::f64: return 8;
+    case DType::f64:
+      return 8;
   }
   return 0;
 }
 
-TensorView::TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape)
-    : TensorView(data, dtype, static_cast<int>(shape.size()), shape.begin()) {}
+TensorView::TensorView(const void* data_in, DType dtype_in, std::initializer_list<std::int64_t> shape_in)
+    : TensorView(data_in, dtype_in, static_cast<int>(shape_in.size()), shape_in.begin()) {}
 
 TensorView::TensorView(const void* data_in, DType dtype_in, int rank_in, const std::int64_t* shape_in,
                        const std::int64_t* strides_in)
@@ -74,8 +87,8 @@ TensorView::TensorView(const void* data_in, DType dtype_in, int rank_in, const s
   }
 }
 
-TensorView TensorView::blhd(const float* data, std::int64_t batch, std::int64_t length, std::int64_t heads, std::int64_t dim) {
-  TensorView memory(data, DType::f32, {batch, length, heads, dim});   // checks sizes and overflow
+TensorView TensorView::blhd(const float* memory_start, std::int64_t batch, std::int64_t length, std::int64_t heads, std::int64_t dim) {
+  TensorView memory(memory_start, DType::f32, {batch, length, heads, dim});  // checks sizes and overflow
   TensorView view = memory;
   view.shape[1] = heads;
   view.shape[2] = length;

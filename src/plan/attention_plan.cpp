@@ -20,9 +20,13 @@ constexpr std::int64_t query_blocks_per_piece = 4;
 // With this many row pieces there is enough to share out; key splits then stay inside a piece and need no extra memory.
 constexpr std::int64_t enough_pieces = 64;
 
-std::size_t align(std::size_t bytes) { return (bytes + platform::cache_line_bytes - 1) / platform::cache_line_bytes * platform::cache_line_bytes; }
+std::size_t align(std::size_t bytes) {
+  return (bytes + platform::cache_line_bytes - 1) / platform::cache_line_bytes * platform::cache_line_bytes;
+}
 
-std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
+std::int64_t divide_up(std::int64_t value, std::int64_t by) {
+  return (value + by - 1) / by;
+}
 
 AttentionOperands structure_only(const AttentionShape& shape, const Mask& mask) {
   // For estimates before there are operands: every sequence at its longest, offsets at 0.
@@ -56,10 +60,10 @@ AttentionCut cut_work(const AttentionShape& shape, const Mask& mask, const Atten
 }  // namespace
 
 struct AttentionPlan::Lease {
-  std::unique_ptr<graph::Execution> execution;   // made by the first run that needs threads
-  platform::AlignedBuffer own_workspace;         // made by the first run that brings none
+  std::unique_ptr<graph::Execution> execution;  // made by the first run that needs threads
+  platform::AlignedBuffer own_workspace;        // made by the first run that brings none
   platform::AlignedBuffer side;
-  char* workspace = nullptr;                     // of the run that holds the lease
+  char* workspace = nullptr;  // of the run that holds the lease
 };
 
 // One run's facts, on the caller's stack.
@@ -72,7 +76,12 @@ struct AttentionPlan::Run {
 
 AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, double scale, bool length_invariant,
                              const dispatch::KernelTable& kernels, std::shared_ptr<graph::Scheduler> scheduler)
-    : maximum_(maximum), mask_(mask), length_invariant_(length_invariant), scale_(scale), kernels_(kernels), scheduler_(std::move(scheduler)) {
+    : maximum_(maximum),
+      mask_(mask),
+      length_invariant_(length_invariant),
+      scale_(scale),
+      kernels_(kernels),
+      scheduler_(std::move(scheduler)) {
   choice_ = choose_attention(maximum_, mask_, length_invariant_, kernels_);
   cut_ = cut_work(maximum_, mask_, choice_);
   auto description = std::make_shared<graph::TaskGraph>();
@@ -83,7 +92,8 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, do
       const std::int64_t first = node * cut_.pieces_per_node, last = std::min(first + cut_.pieces_per_node, cut_.pieces);
       for (std::int64_t piece = first; piece < last; ++piece) {
         const std::int64_t row_piece = piece / cut_.splits % cut_.row_pieces;
-        const std::int64_t begin = row_piece * cut_.rows_per_piece, end = std::min(begin + cut_.rows_per_piece, maximum_.rows());
+        const std::int64_t begin = row_piece * cut_.rows_per_piece,
+                           end = std::min(begin + cut_.rows_per_piece, maximum_.rows());
         cost += piece_cost_ns(choice_, operands, 0, begin, end) / static_cast<double>(cut_.splits);
       }
       description->add(cost);
@@ -92,7 +102,8 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, do
   graph_ = std::move(description);
 
   // A smaller run may be served by another kernel, or split where the largest is not: scratch is the most any of them asks.
-  for (const std::int64_t length : {maximum_.query_length, std::int64_t{64} / maximum_.group(), std::int64_t{8} / maximum_.group(), std::int64_t{1}}) {
+  for (const std::int64_t length :
+       {maximum_.query_length, std::int64_t{64} / maximum_.group(), std::int64_t{8} / maximum_.group(), std::int64_t{1}}) {
     AttentionShape shape = maximum_;
     shape.query_length = std::min(length, maximum_.query_length);
     if (shape.query_length == 0) continue;
@@ -136,10 +147,13 @@ AttentionPlan::LeaseHandle::~LeaseHandle() {
   plan_.free_.push_back(std::move(lease_));
 }
 
-std::int64_t* AttentionPlan::LeaseHandle::key_lengths() const { return reinterpret_cast<std::int64_t*>(lease_->workspace); }
+std::int64_t* AttentionPlan::LeaseHandle::key_lengths() const {
+  return reinterpret_cast<std::int64_t*>(lease_->workspace);
+}
 
 std::int64_t* AttentionPlan::LeaseHandle::offsets() const {
-  return reinterpret_cast<std::int64_t*>(lease_->workspace + align(static_cast<std::size_t>(plan_.maximum_.batch) * sizeof(std::int64_t)));
+  return reinterpret_cast<std::int64_t*>(lease_->workspace +
+                                         align(static_cast<std::size_t>(plan_.maximum_.batch) * sizeof(std::int64_t)));
 }
 
 void* AttentionPlan::LeaseHandle::side_memory(std::size_t bytes) const {
@@ -171,7 +185,8 @@ void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch)
   if (split >= splits) return;
   auto* partials = reinterpret_cast<float*>(run.workspace + partials_offset_);
   const auto first = static_cast<std::size_t>(row_piece_index * cut_.splits);
-  run_rows_of_split(run.choice, operands, batch, kv_head, begin, end, split, partials + (first + static_cast<std::size_t>(split)) * partial_stride_, scratch);
+  run_rows_of_split(run.choice, operands, batch, kv_head, begin, end, split,
+                    partials + (first + static_cast<std::size_t>(split)) * partial_stride_, scratch);
   // Whoever finishes a row piece's last split merges them all, in ascending order of keys: no node of its own, no waiting.
   auto* counters = reinterpret_cast<std::atomic<std::int32_t>*>(run.workspace + counters_offset_);
   if (counters[row_piece_index].fetch_add(1, std::memory_order_acq_rel) + 1 < splits) return;
@@ -255,20 +270,23 @@ std::string AttentionPlan::explain() const {
     const std::int64_t from = keys.begin / key_block, to = divide_up(keys.end, key_block);
     counts[0] += tiles - (to - from);
     for (std::int64_t tile = from; tile < to; ++tile) {
-      const auto kind = simd::classify_tile(first, last, tile * key_block, std::min((tile + 1) * key_block, maximum_.key_length),
-                                            limits.visible_begin, limits.visible_end);
+      const auto kind =
+          simd::classify_tile(first, last, tile * key_block, std::min((tile + 1) * key_block, maximum_.key_length),
+                              limits.visible_begin, limits.visible_end);
       ++counts[static_cast<int>(mask_.has_boolean || mask_.has_bias ? simd::TileClass::partial : kind)];
     }
   }
   const std::int64_t heads = maximum_.batch * maximum_.kv_heads;
   add("tiles        %lld skipped, %lld full, %lld partial (by structure, at the largest shape%s)\n",
-      static_cast<long long>(counts[0] * heads), static_cast<long long>(counts[1] * heads), static_cast<long long>(counts[2] * heads),
-      mask_.has_key_lengths ? "; key lengths skip more at run time" : "");
+      static_cast<long long>(counts[0] * heads), static_cast<long long>(counts[1] * heads),
+      static_cast<long long>(counts[2] * heads), mask_.has_key_lengths ? "; key lengths skip more at run time" : "");
   add("work         %lld pieces of up to %lld rows, %lld graph nodes, about %.3g ms on one thread\n",
       static_cast<long long>(cut_.pieces), static_cast<long long>(cut_.rows_per_piece), static_cast<long long>(cut_.nodes),
       cut_.total_cost_ns * 1e-6);
   add("threads      %d%s\n", scheduler_->threads(),
-      scheduler_->threads() == 1 || cut_.nodes <= 1 || cut_.total_cost_ns < inline_below_ns ? " (runs inline on the caller's thread)" : "");
+      scheduler_->threads() == 1 || cut_.nodes <= 1 || cut_.total_cost_ns < inline_below_ns
+          ? " (runs inline on the caller's thread)"
+          : "");
   add("scale        %.9g\n", scale_);
   add("workspace    %zu bytes\n", workspace_bytes_);
   return text;

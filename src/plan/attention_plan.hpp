@@ -22,8 +22,8 @@ namespace polyhead::plan {
 // consecutive pieces that is worth scheduling.
 struct AttentionCut {
   std::int64_t rows_per_piece = 0;
-  std::int64_t row_pieces = 0;       // of one kv head
-  std::int64_t splits = 1;           // above 1: key splits of a row piece are pieces of their own
+  std::int64_t row_pieces = 0;  // of one kv head
+  std::int64_t splits = 1;      // above 1: key splits of a row piece are pieces of their own
   std::int64_t pieces_per_node = 1;
   std::int64_t pieces = 0;
   std::int64_t nodes = 0;
@@ -44,7 +44,7 @@ class AttentionPlan {
     ~LeaseHandle();
     LeaseHandle(const LeaseHandle&) = delete;
     LeaseHandle& operator=(const LeaseHandle&) = delete;
-    std::int64_t* key_lengths() const;    // [maximum batch], for the caller to fill
+    std::int64_t* key_lengths() const;  // [maximum batch], for the caller to fill
     std::int64_t* offsets() const;
     // Memory beyond the workspace, kept with the lease: for packing operands whose last dimension is not contiguous.
     void* side_memory(std::size_t bytes) const;
@@ -73,12 +73,12 @@ class AttentionPlan {
   double scale_;
   const dispatch::KernelTable& kernels_;
   std::shared_ptr<graph::Scheduler> scheduler_;
-  AttentionChoice choice_;           // for the maximum shape
+  AttentionChoice choice_;  // for the maximum shape
   AttentionCut cut_;
   std::shared_ptr<const graph::TaskGraph> graph_;
-  std::size_t slot_bytes_ = 0;       // scratch of one thread
+  std::size_t slot_bytes_ = 0;  // scratch of one thread
   std::size_t partials_offset_ = 0, counters_offset_ = 0, slots_offset_ = 0, workspace_bytes_ = 0;
-  std::size_t partial_stride_ = 0;   // floats of one split's partial result
+  std::size_t partial_stride_ = 0;  // floats of one split's partial result
   mutable std::mutex free_mutex_;
   mutable std::vector<std::unique_ptr<Lease>> free_;
 };

@@ -15,7 +15,9 @@ constexpr std::int64_t decode_rows = 8;
 constexpr std::int64_t split_rows = 64;
 constexpr std::int64_t keys_per_split = 2048;
 
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 template <typename T>
 T* at(T* base, std::ptrdiff_t bytes) {
@@ -68,17 +70,24 @@ std::int64_t sum_of_clamped(std::int64_t first, std::int64_t last, std::int64_t 
   const std::int64_t rising_from = std::clamp(low - offset, first, last + 1);
   const std::int64_t rising_to = std::clamp(high - offset, rising_from, last + 1);
   const std::int64_t count = rising_to - rising_from;
-  return (rising_from - first) * low + count * offset + (rising_from + rising_to - 1) * count / 2 + (last + 1 - rising_to) * high;
+  return (rising_from - first) * low + count * offset + (rising_from + rising_to - 1) * count / 2 +
+         (last + 1 - rising_to) * high;
 }
 
 double gigaflops(Isa isa) {
   switch (isa) {
-    case Isa::reference: return 0.3;
-    case Isa::sse4: return 20;
-    case Isa::neon: return 20;
-    case Isa::sve: return 40;
-    case Isa::avx2: return 75;
-    case Isa::avx512: return 140;
+    case Isa::reference:
+      return 0.3;
+    case Isa::sse4:
+      return 20;
+    case Isa::neon:
+      return 20;
+    case Isa::sve:
+      return 40;
+    case Isa::avx2:
+      return 75;
+    case Isa::avx512:
+      return 140;
   }
   return 1;
 }
@@ -161,7 +170,7 @@ double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, 
   const double padded = static_cast<double>(round_up(row_end - row_begin, choice.kernel->row_block));
   const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
   const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
-  const double reading = static_cast<double>(keys.end - keys.begin) * width * sizeof(float) / 12.0;   // 12 GB/s
+  const double reading = static_cast<double>(keys.end - keys.begin) * width * sizeof(float) / 12.0;  // 12 GB/s
   return 200.0 + rows * width * 0.1 + std::max(arithmetic, reading);
 }
 

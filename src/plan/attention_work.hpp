@@ -14,7 +14,7 @@ namespace polyhead::plan {
 struct AttentionShape {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, query_length = 0, key_length = 0, head_dim = 0, value_dim = 0;
   std::int64_t group() const { return heads / kv_heads; }
-  std::int64_t rows() const { return query_length * group(); }   // of one kv head
+  std::int64_t rows() const { return query_length * group(); }  // of one kv head
 };
 
 // Which kernel, and at which multiples keys are split. A function of the row's own shape (head sizes, query length, group,
@@ -22,8 +22,8 @@ struct AttentionShape {
 struct AttentionChoice {
   const simd::AttentionKernel* kernel = nullptr;
   const simd::MergeKernel* merge = nullptr;
-  std::int64_t key_split = 0;      // keys a split, a multiple of the kernel's key_block; 0: keys are never split
-  double gigaflops = 1;            // the target's rate, for estimates only
+  std::int64_t key_split = 0;  // keys a split, a multiple of the kernel's key_block; 0: keys are never split
+  double gigaflops = 1;        // the target's rate, for estimates only
   const char* reason = "";
 };
 
@@ -51,8 +51,8 @@ struct AttentionOperands {
 
 // The keys that rows [row_begin, row_end) of a batch item may see by structure, and the visibility limits for the kernel.
 struct KeyRange {
-  std::int64_t begin = 0, end = 0;                    // begin is not yet rounded to a key block; empty when begin >= end
-  std::int64_t visible_begin = 0, visible_end = 0;    // as in simd::AttentionF32Args
+  std::int64_t begin = 0, end = 0;                  // begin is not yet rounded to a key block; empty when begin >= end
+  std::int64_t visible_begin = 0, visible_end = 0;  // as in simd::AttentionF32Args
 };
 KeyRange key_range(const AttentionOperands& operands, std::int64_t batch, std::int64_t row_begin, std::int64_t row_end);
 
