@@ -1,0 +1,171 @@
+// The GEMM's register tile: rows of A times one or more packed panels, every element one chain of multiply-adds over k.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "simd/hwy/compat.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// out[i][j] = start[i][j] + sum_k a[i][k] * b[k][j], k ascending. Strides of rows are in bytes.
+struct GemmTile {
+  const float* a;
+  std::ptrdiff_t a_stride;
+  const float* b;             // row k of the panel at b + k * b_stride
+  std::ptrdiff_t b_stride;    // floats
+  std::ptrdiff_t b_panel;     // floats from one panel to the next, for tiles of several panels
+  const float* prefetch;      // the panel bytes to bring in while row k is used: prefetch + k * b_stride
+  const float* start;         // the bias (stride 0) or the partial sums of earlier k
+  std::ptrdiff_t start_stride;
+  float* out;
+  std::ptrdiff_t out_stride;
+  std::int64_t k;
+  std::int64_t columns;       // of a scalable panel: how many are wanted, a multiple of nothing
+};
+using GemmTileFunction = void (*)(const GemmTile& tile);
+
+template <class T>
+HWY_INLINE T* RowOf(T* base, std::ptrdiff_t stride, std::int64_t row) {
+  return Offset(base, stride * row);
+}
+
+#if HWY_HAVE_SCALABLE
+
+// Vectors without a fixed size cannot stand in arrays, so the accumulators have names. A panel is 32 columns whatever the
+// vector length (2 vectors of 512 bits, 8 of 128), taken two vectors at a time: 8 rows x 2 = 16 accumulators of 32 registers.
+using GemmTag = hn::CappedTag<float, 16>;
+constexpr int kRowTile = 8;
+constexpr int kPanelWidth = 32;
+constexpr int kPanelVectors = 1;
+constexpr int kFewRows = 0;
+HWY_INLINE std::int64_t PaddedColumns(std::int64_t) { return kPanelWidth; }
+
+template <int kRows, int kVectors, int kPanels>
+HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
+  static_assert(kRows <= 8 && kVectors == 1 && kPanels == 1, "one panel of two vectors a pass");
+  using V = hn::Vec<GemmTag>;
+  const GemmTag d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto start = [&](int row, std::int64_t column) HWY_ATTR {
+    return hn::LoadU(d, RowOf(tile.start, tile.start_stride, row < kRows ? row : 0) + column);
+  };
+  for (std::int64_t column = 0; column < tile.columns; column += 2 * lanes) {
+    V c00 = start(0, column), c01 = start(0, column + lanes);
+    V c10 = start(1, column), c11 = start(1, column + lanes);
+    V c20 = start(2, column), c21 = start(2, column + lanes);
+    V c30 = start(3, column), c31 = start(3, column + lanes);
+    V c40 = start(4, column), c41 = start(4, column + lanes);
+    V c50 = start(5, column), c51 = start(5, column + lanes);
+    V c60 = start(6, column), c61 = start(6, column + lanes);
+    V c70 = start(7, column), c71 = start(7, column + lanes);
+    const float* b = tile.b + column;
+    const float* prefetch = tile.prefetch + column;
+    for (std::int64_t k = 0; k < tile.k; ++k) {
+      const V b0 = hn::Load(d, b);
+      const V b1 = hn::Load(d, b + lanes);
+      PrefetchLine(prefetch);
+      b += tile.b_stride;
+      prefetch += tile.b_stride;
+      const auto a = [&](int row) HWY_ATTR { return hn::Set(d, RowOf(tile.a, tile.a_stride, row)[k]); };
+      const auto update = [&](int row, V& left, V& right) HWY_ATTR {
+        const V a_row = a(row);
+        left = hn::MulAdd(a_row, b0, left);
+        right = hn::MulAdd(a_row, b1, right);
+      };
+      update(0, c00, c01);
+      if constexpr (kRows > 1) update(1, c10, c11);
+      if constexpr (kRows > 2) update(2, c20, c21);
+      if constexpr (kRows > 3) update(3, c30, c31);
+      if constexpr (kRows > 4) update(4, c40, c41);
+      if constexpr (kRows > 5) update(5, c50, c51);
+      if constexpr (kRows > 6) update(6, c60, c61);
+      if constexpr (kRows > 7) update(7, c70, c71);
+    }
+    const auto store = [&](int row, V left, V right) HWY_ATTR {
+      float* out = RowOf(tile.out, tile.out_stride, row) + column;
+      hn::StoreU(left, d, out);
+      hn::StoreU(right, d, out + lanes);
+    };
+    store(0, c00, c01);
+    if constexpr (kRows > 1) store(1, c10, c11);
+    if constexpr (kRows > 2) store(2, c20, c21);
+    if constexpr (kRows > 3) store(3, c30, c31);
+    if constexpr (kRows > 4) store(4, c40, c41);
+    if constexpr (kRows > 5) store(5, c50, c51);
+    if constexpr (kRows > 6) store(6, c60, c61);
+    if constexpr (kRows > 7) store(7, c70, c71);
+  }
+}
+
+#else  // vectors of a fixed size
+
+using GemmTag = hn::ScalableTag<float>;
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(GemmTag()));
+// 32 registers: 8 rows x 3 vectors = 24 accumulators, 3 of B, 1 of A. 16 registers: 6 x 2 = 12 accumulators, 2 of B, 1 of A.
+constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON;
+constexpr int kRowTile = kManyRegisters ? 8 : 6;
+constexpr int kPanelVectors = kManyRegisters ? 3 : 2;
+constexpr int kPanelWidth = kPanelVectors * kLanes;
+// Up to so many rows in all, a tile spans several panels: a chain of multiply-adds takes one step in 4 cycles, so one row of
+// one panel would leave the multipliers idle, and summing in several streams over k would change the bits.
+constexpr int kFewRows = kManyRegisters ? 4 : 3;
+HWY_INLINE std::int64_t PaddedColumns(std::int64_t columns) { return (columns + kLanes - 1) / kLanes * kLanes; }
+
+template <int kRows, int kVectors, int kPanels>
+HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
+  using V = hn::Vec<GemmTag>;
+  constexpr int kColumns = kVectors * kPanels;
+  constexpr int kFloatsPerLine = 16;
+  const GemmTag d;
+  V c[kRows][kColumns];
+  HWY_UNROLL(8)
+  for (int i = 0; i < kRows; ++i) {
+    const float* start = RowOf(tile.start, tile.start_stride, i);
+    HWY_UNROLL(24)
+    for (int j = 0; j < kColumns; ++j) c[i][j] = hn::LoadU(d, start + j * kLanes);
+  }
+  const float* a[kRows];
+  HWY_UNROLL(8)
+  for (int i = 0; i < kRows; ++i) a[i] = RowOf(tile.a, tile.a_stride, i);
+  const float* b = tile.b;
+  const std::ptrdiff_t b_stride = tile.b_stride;
+  const std::ptrdiff_t b_panel = tile.b_panel;
+  const std::ptrdiff_t ahead = tile.prefetch - tile.b;
+  const std::int64_t k_end = tile.k;
+  for (std::int64_t k = 0; k < k_end; ++k) {
+    V bv[kColumns];
+    HWY_UNROLL(8)
+    for (int p = 0; p < kPanels; ++p) {
+      HWY_UNROLL(8)
+      for (int j = 0; j < kVectors; ++j) {
+        bv[p * kVectors + j] = hn::Load(d, b + p * b_panel + j * kLanes);
+      }
+      HWY_UNROLL(8)
+      for (int j = 0; j < kVectors * kLanes; j += kFloatsPerLine) PrefetchLine(b + p * b_panel + ahead + j);
+    }
+    b += b_stride;
+    HWY_UNROLL(8)
+    for (int i = 0; i < kRows; ++i) {
+      const V a_row = hn::Set(d, a[i][k]);
+      HWY_UNROLL(24)
+      for (int j = 0; j < kColumns; ++j) c[i][j] = hn::MulAdd(a_row, bv[j], c[i][j]);
+    }
+  }
+  HWY_UNROLL(8)
+  for (int i = 0; i < kRows; ++i) {
+    float* out = RowOf(tile.out, tile.out_stride, i);
+    HWY_UNROLL(24)
+    for (int j = 0; j < kColumns; ++j) hn::StoreU(c[i][j], d, out + j * kLanes);
+  }
+}
+
+#endif
+
+}  // namespace
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

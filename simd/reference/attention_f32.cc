@@ -1,0 +1,141 @@
+// attention_f32, decode_f32 and merge_f32 in scalar arithmetic: for each row the scores of all allowed keys, then the weighted
+// sum of their values. A key that is not allowed is never read.
+#include "simd/contract/attention.hpp"
+
+#include <math.h>
+
+#include "simd/reference/reference.hpp"
+
+namespace polyhead::simd::reference {
+namespace {
+
+// Scratch: a score for each key, then the sums of one row.
+std::size_t scratch_bytes(std::int64_t, std::int64_t value_dim, std::int64_t key_count) {
+  return static_cast<std::size_t>(key_count + value_dim) * sizeof(double);
+}
+
+// The score of query t of head g of the group and key s, in natural-log units; -inf where the key is not allowed.
+double score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
+  if (args.visible_begin != AttentionF32Args::unbounded_begin && s < t + args.visible_begin) return -kInfinity;
+  if (args.visible_end != AttentionF32Args::unbounded_end && s >= t + args.visible_end) return -kInfinity;
+  if (args.boolean_mask) {
+    const std::uint8_t* allowed =
+        at(args.boolean_mask, args.mask_stride * t + args.mask_head_stride * g + args.mask_key_stride * s);
+    if (*allowed == 0) return -kInfinity;
+  }
+  double bias = 0.0;
+  if (args.bias) {
+    bias = static_cast<double>(*at(args.bias, args.bias_stride * t + args.bias_head_stride * g + args.bias_key_stride * s));
+    if (bias == -kInfinity) return -kInfinity;
+  }
+  const float* query = at(args.query, args.query_stride * t + args.query_head_stride * g);
+  const float* key = at(args.key, args.key_stride * s);
+  double dot = 0.0;
+  for (std::int64_t d = 0; d < args.head_dim; ++d) dot += static_cast<double>(query[d]) * static_cast<double>(key[d]);
+  return args.scale * dot + bias;
+}
+
+void attend(const AttentionF32Args& args) {
+  double* const scores = static_cast<double*>(args.scratch);
+  double* const sums = scores + (args.key_end > args.key_begin ? args.key_end - args.key_begin : 0);
+  for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
+    const std::int64_t t = row / args.group;
+    const std::int64_t g = row % args.group;
+
+    // Whether a key was seen decides on emptiness, not the largest score: NaN is no score below all others.
+    bool seen = false;
+    double largest = -kInfinity;
+    for (std::int64_t s = args.key_begin; s < args.key_end; ++s) {
+      const double score = score_of(args, t, g, s);
+      scores[s - args.key_begin] = score;
+      if (score == -kInfinity) continue;
+      seen = true;
+      if (score > largest) largest = score;
+    }
+    if (largest == -kInfinity) largest = 0.0;  // only NaN, or nothing at all
+
+    // A partial result's shift is a float in log2 units; its weights are taken relative to just that.
+    double shift = largest;
+    float shift_log2 = kNoKey;
+    if (args.partial && seen) {
+      const double limit = -static_cast<double>(kNoKey);
+      const double in_log2 = largest * kLog2E;
+      shift_log2 = static_cast<float>(in_log2 > limit ? limit : in_log2 < -limit ? -limit : in_log2);
+      shift = static_cast<double>(shift_log2) * kLn2;
+    }
+
+    for (std::int64_t e = 0; e < args.value_dim; ++e) sums[e] = 0.0;
+    double denominator = 0.0;
+    for (std::int64_t s = args.key_begin; s < args.key_end; ++s) {
+      const double score = scores[s - args.key_begin];
+      if (score == -kInfinity) continue;
+      const double weight = exp(score - shift);
+      denominator += weight;
+      const float* value = at(args.value, args.value_stride * s);
+      for (std::int64_t e = 0; e < args.value_dim; ++e) sums[e] += weight * static_cast<double>(value[e]);
+    }
+
+    if (args.partial) {
+      float* partial = args.partial + (row - args.row_begin) * (args.value_dim + 2);
+      for (std::int64_t e = 0; e < args.value_dim; ++e) partial[e] = static_cast<float>(sums[e]);
+      partial[args.value_dim] = shift_log2;
+      partial[args.value_dim + 1] = static_cast<float>(denominator);
+      continue;
+    }
+    float* out = at(args.out, args.out_stride * t + args.out_head_stride * g);
+    for (std::int64_t e = 0; e < args.value_dim; ++e) out[e] = seen ? static_cast<float>(sums[e] / denominator) : 0.0f;
+    if (args.lse) {
+      float* lse = at(args.lse, args.lse_stride * t + args.lse_head_stride * g);
+      *lse = static_cast<float>(seen ? shift + log(denominator) : -kInfinity);
+    }
+  }
+}
+
+void merge(const MergeF32Args& args) {
+  const std::int64_t width = args.value_dim + 2;
+  for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
+    const std::int64_t t = row / args.group;
+    const std::int64_t g = row % args.group;
+    const std::int64_t first = (row - args.row_begin) * width;
+
+    bool seen = false;
+    double largest = static_cast<double>(kNoKey);
+    for (std::int64_t split = 0; split < args.splits; ++split) {
+      const float shift = args.partials[split][first + args.value_dim];
+      if (shift == kNoKey) continue;
+      seen = true;
+      if (static_cast<double>(shift) > largest) largest = static_cast<double>(shift);
+    }
+    double denominator = 0.0;
+    for (std::int64_t split = 0; split < args.splits; ++split) {
+      const float* partial = args.partials[split] + first;
+      if (partial[args.value_dim] == kNoKey) continue;
+      denominator += exp2(static_cast<double>(partial[args.value_dim]) - largest) * static_cast<double>(partial[args.value_dim + 1]);
+    }
+    float* out = at(args.out, args.out_stride * t + args.out_head_stride * g);
+    for (std::int64_t e = 0; e < args.value_dim; ++e) {
+      double sum = 0.0;
+      for (std::int64_t split = 0; split < args.splits; ++split) {
+        const float* partial = args.partials[split] + first;
+        if (partial[args.value_dim] == kNoKey) continue;
+        sum += exp2(static_cast<double>(partial[args.value_dim]) - largest) * static_cast<double>(partial[e]);
+      }
+      out[e] = seen ? static_cast<float>(sum / denominator) : 0.0f;
+    }
+    if (args.lse) {
+      float* lse = at(args.lse, args.lse_stride * t + args.lse_head_stride * g);
+      *lse = static_cast<float>(seen ? largest * kLn2 + log(denominator) : -kInfinity);
+    }
+  }
+}
+
+}  // namespace
+
+extern const AttentionKernel attention_f32;
+extern const AttentionKernel decode_f32;
+extern const MergeKernel merge_f32;
+const AttentionKernel attention_f32 = {"attention_f32_reference", 1, 64, scratch_bytes, attend};
+const AttentionKernel decode_f32 = {"decode_f32_reference", 1, 64, scratch_bytes, attend};
+const MergeKernel merge_f32 = {"merge_f32_reference", merge};
+
+}  // namespace polyhead::simd::reference
