@@ -1,0 +1,310 @@
+/* The C interface of Polyhead (C99): attention, multi-head attention and BERT-family encoders on CPUs.
+ *
+ * Conventions
+ * - Every function that can fail returns a polyhead_status; polyhead_last_message() then says what was wrong. Nothing is
+ *   thrown, printed or aborted across this border.
+ * - Objects are opaque handles made by a ..._create or ..._load function and released by ..._destroy (NULL is allowed there).
+ *   An object keeps alive what it was made from: a runtime may be destroyed before its plans. All handles may be used by any
+ *   number of threads at the same time; destroying one while it is used is the caller's fault.
+ * - Structures begin with struct_size, set by POLYHEAD_INIT. A caller built against an older header passes a smaller
+ *   structure: the fields it lacks count as zero, and zero is each field's default. A caller built against a newer header
+ *   passes a larger one: accepted while the part unknown to this library is all zero, POLYHEAD_INVALID_ARGUMENT otherwise.
+ *       polyhead_attention_spec spec = POLYHEAD_INIT(polyhead_attention_spec);
+ * - A text result is written to `buffer` (`capacity` bytes, always terminated when capacity > 0, cut off if need be), and its
+ *   whole length without the terminator to *length. Either pointer may be NULL.
+ */
+#ifndef POLYHEAD_POLYHEAD_H
+#define POLYHEAD_POLYHEAD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "polyhead/export.hpp" /* preprocessor only: POLYHEAD_EXPORT */
+
+#ifdef __cplusplus
+extern "C" {
+#define POLYHEAD_INIT(type) \
+  { sizeof(type) }
+#else
+#define POLYHEAD_INIT(type) \
+  { .struct_size = sizeof(type) }
+#endif
+
+/* ---- status and version ---- */
+
+typedef int32_t polyhead_status;
+enum {
+  POLYHEAD_OK = 0,
+  POLYHEAD_INVALID_ARGUMENT = 1, /* a shape, stride, dtype, option or pointer is wrong; the message names it */
+  POLYHEAD_UNSUPPORTED = 2,      /* a legal request that this build or CPU does not serve */
+  POLYHEAD_OUT_OF_MEMORY = 3,
+  POLYHEAD_CANCELLED = 4, /* the cancellation was seen; outputs are unspecified, nothing else changed */
+  POLYHEAD_IO_ERROR = 5,  /* a file could not be read, or is not what its format promises */
+  POLYHEAD_INTERNAL = 6   /* a fault of ours */
+};
+
+/* "invalid argument" and so on, for messages; "unknown status" for a value that is none. */
+POLYHEAD_EXPORT const char* polyhead_status_name(polyhead_status status);
+/* What was wrong in the calling thread's last failed call; "" before the first. A call that succeeds leaves it alone. The
+ * pointer stays valid, its text until this thread's next failed call; messages are cut at about a thousand bytes. */
+POLYHEAD_EXPORT const char* polyhead_last_message(void);
+/* "major.minor.patch" of the library that is really running. */
+POLYHEAD_EXPORT const char* polyhead_version(void);
+
+/* ---- tensors ---- */
+
+typedef int32_t polyhead_dtype;
+enum {
+  POLYHEAD_F32 = 0,
+  POLYHEAD_F16 = 1,
+  POLYHEAD_BF16 = 2,
+  POLYHEAD_I8 = 3,
+  POLYHEAD_U8 = 4,
+  POLYHEAD_I32 = 5,
+  POLYHEAD_I64 = 6,
+  POLYHEAD_F64 = 7,
+  POLYHEAD_BOOL = 8
+};
+
+#define POLYHEAD_MAX_RANK 8
+
+/* A strided view of the caller's memory, which must outlive every call that uses it. Strides count elements and may be 0
+ * (broadcast) or negative. The layout of this structure never changes, so it carries no struct_size. Inputs are only read. */
+typedef struct polyhead_tensor {
+  void* data;
+  polyhead_dtype dtype;
+  int32_t rank;
+  int64_t shape[POLYHEAD_MAX_RANK];
+  int64_t strides[POLYHEAD_MAX_RANK];
+} polyhead_tensor;
+
+/* Fills *tensor; strides may be NULL for row-major (C) order. Errors: invalid_argument for a NULL tensor, an unknown dtype, a
+ * rank outside 0 .. 8, a negative size, sizes whose product overflows. */
+POLYHEAD_EXPORT polyhead_status polyhead_tensor_init(polyhead_tensor* tensor, const void* data, polyhead_dtype dtype,
+                                                     int32_t rank, const int64_t* shape, const int64_t* strides);
+
+/* ---- runtime: which threads, which instruction set ---- */
+
+typedef struct polyhead_runtime polyhead_runtime;
+
+/* A host's own thread pool. parallel_for must call function(argument, i) once for every i < count, on any threads, and return
+ * when all calls have returned; it may run them one after another. */
+typedef struct polyhead_executor {
+  size_t struct_size;
+  void* context;
+  void (*parallel_for)(void* context, size_t count, void (*function)(void* argument, size_t index), void* argument);
+  int32_t concurrency; /* the largest number of calls that run at the same time; 0: 1 */
+} polyhead_executor;
+
+typedef int32_t polyhead_log_level;
+enum { POLYHEAD_LOG_DEBUG = 0, POLYHEAD_LOG_INFO = 1, POLYHEAD_LOG_WARNING = 2 };
+/* May be called from any thread; must not throw or long-jump. */
+typedef void (*polyhead_log_function)(void* context, polyhead_log_level level, const char* message);
+
+typedef struct polyhead_runtime_options {
+  size_t struct_size;
+  int32_t threads;           /* 0: as many as this process may use; 1 starts no thread at all */
+  int32_t use_calling_arena; /* not 0: run in the oneTBB arena that the calling thread is in */
+  const int32_t* cpu_set;    /* CPUs that worker threads are pinned to, cpu_set_count of them; NULL: no pinning */
+  size_t cpu_set_count;
+  const polyhead_executor* executor; /* run on the host's threads; excludes use_calling_arena and cpu_set; copied */
+  const char* isa;                   /* "avx2" and so on; NULL: the best one, or what POLYHEAD_ISA names in the environment */
+  polyhead_log_function log;         /* NULL: silent */
+  void* log_context;
+} polyhead_runtime_options;
+
+/* options may be NULL for all defaults. No thread is started before the first call that needs one. Errors: invalid_argument
+ * (threads < 0, an executor without a function, an unknown isa), unsupported (an isa this machine or build lacks). */
+POLYHEAD_EXPORT polyhead_status polyhead_runtime_create(const polyhead_runtime_options* options, polyhead_runtime** runtime);
+POLYHEAD_EXPORT void polyhead_runtime_destroy(polyhead_runtime* runtime);
+POLYHEAD_EXPORT polyhead_status polyhead_runtime_threads(const polyhead_runtime* runtime, int32_t* threads);
+/* The name of its instruction set, a constant string. */
+POLYHEAD_EXPORT polyhead_status polyhead_runtime_isa(const polyhead_runtime* runtime, const char** isa);
+/* Several lines for people: version, CPU, instruction set, caches, threads. */
+POLYHEAD_EXPORT polyhead_status polyhead_runtime_describe(const polyhead_runtime* runtime, char* buffer, size_t capacity,
+                                                          size_t* length);
+/* The instruction sets that this build contains and this machine can run, plainest first, set apart by blanks. */
+POLYHEAD_EXPORT polyhead_status polyhead_available_isas(char* buffer, size_t capacity, size_t* length);
+/* Ends worker threads and waits for them, for hosts that unload the library; call it with no Polyhead call running. *ended
+ * (may be NULL) tells whether all of them have ended. Runtimes stay usable. */
+POLYHEAD_EXPORT polyhead_status polyhead_shutdown(int32_t* ended);
+
+/* Asks a run to end early: POLYHEAD_CANCELLED from that run. May be requested from any thread, before or during the run. */
+typedef struct polyhead_cancellation polyhead_cancellation;
+POLYHEAD_EXPORT polyhead_status polyhead_cancellation_create(polyhead_cancellation** cancellation);
+POLYHEAD_EXPORT void polyhead_cancellation_destroy(polyhead_cancellation* cancellation);
+POLYHEAD_EXPORT polyhead_status polyhead_cancellation_request(polyhead_cancellation* cancellation);
+POLYHEAD_EXPORT polyhead_status polyhead_cancellation_reset(polyhead_cancellation* cancellation);
+
+typedef struct polyhead_run_options {
+  size_t struct_size;
+  void* workspace; /* memory for this run, 64-byte aligned, at least the plan's workspace_bytes; NULL: the plan keeps its own */
+  size_t workspace_bytes;
+  const polyhead_cancellation* cancellation; /* NULL: none */
+} polyhead_run_options;
+
+/* ---- masks ---- */
+
+typedef int32_t polyhead_causal;
+enum {
+  POLYHEAD_CAUSAL_NONE = 0,
+  POLYHEAD_CAUSAL_TOP_LEFT = 1,     /* query t sees keys s <= t */
+  POLYHEAD_CAUSAL_BOTTOM_RIGHT = 2, /* s <= t + key_length - query_length, per batch item when key lengths are given */
+  POLYHEAD_CAUSAL_OFFSET = 3        /* s <= t + offsets[b] */
+};
+
+/* Which keys a query may attend to; the parts compose by AND. All zero: no mask. Flags are 0 or 1. */
+typedef struct polyhead_mask {
+  size_t struct_size;
+  polyhead_causal causal;
+  int32_t has_window;      /* keys from t + o - window_left to t + o + window_right, inclusive; o is the causal offset */
+  int64_t window_left;     /* -1: unbounded */
+  int64_t window_right;    /* -1: unbounded */
+  int32_t has_key_lengths; /* keys s >= key_lengths[b] do not exist for batch item b */
+  int32_t has_offsets;     /* offsets[b] is given (POLYHEAD_CAUSAL_OFFSET sets it, a window without causal may) */
+  int32_t has_boolean;     /* a bool tensor broadcastable to [batch, heads, query, key]; true = attend */
+  int32_t has_bias;        /* a float tensor broadcastable likewise, added to scaled scores; only -inf excludes */
+} polyhead_mask;
+
+/* ---- attention ---- */
+
+/* Sizes are maxima: a plan serves every run whose batch, query_length and key_length are at most these; the others are
+ * exact. */
+typedef struct polyhead_attention_spec {
+  size_t struct_size;
+  int64_t batch;
+  int64_t heads;    /* query heads */
+  int64_t kv_heads; /* 0: as many as heads; must divide heads */
+  int64_t query_length;
+  int64_t key_length;
+  int64_t head_dim;  /* of query and key */
+  int64_t value_dim; /* 0: head_dim */
+  polyhead_dtype dtype;
+  int32_t has_scale;         /* 0: scale is 1 / sqrt(head_dim) */
+  double scale;              /* any finite number */
+  const polyhead_mask* mask; /* NULL: none; copied */
+  int32_t length_invariant;  /* not 0: a row's bits do not depend on query_length either */
+} polyhead_attention_spec;
+
+/* Views are logical [batch, heads, length, dim] with any strides; a tensor that is not given is NULL. An output that overlaps
+ * an input is refused. */
+typedef struct polyhead_attention_inputs {
+  size_t struct_size;
+  const polyhead_tensor* query;        /* [B, heads, T, head_dim] */
+  const polyhead_tensor* key;          /* [B, kv_heads, S, head_dim] */
+  const polyhead_tensor* value;        /* [B, kv_heads, S, value_dim] */
+  const polyhead_tensor* out;          /* [B, heads, T, value_dim], written */
+  const polyhead_tensor* lse;          /* optional f32 [B, heads, T], written: natural log of the softmax denominator */
+  const polyhead_tensor* key_lengths;  /* i32 or i64 [B], exactly when the mask has key lengths */
+  const polyhead_tensor* offsets;      /* i32 or i64 [B], exactly when the mask has offsets */
+  const polyhead_tensor* boolean_mask; /* bool or u8, broadcastable to [B, heads, T, S]; true = attend */
+  const polyhead_tensor* bias;         /* f32, broadcastable to [B, heads, T, S] */
+} polyhead_attention_inputs;
+
+typedef struct polyhead_attention_plan polyhead_attention_plan;
+
+/* Errors: invalid_argument, naming the field; unsupported for a dtype that no kernel of this build serves. */
+POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_create(const polyhead_runtime* runtime,
+                                                               const polyhead_attention_spec* spec,
+                                                               polyhead_attention_plan** plan);
+POLYHEAD_EXPORT void polyhead_attention_plan_destroy(polyhead_attention_plan* plan);
+/* options may be NULL. Steady state allocates nothing. */
+POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_run(const polyhead_attention_plan* plan,
+                                                            const polyhead_attention_inputs* inputs,
+                                                            const polyhead_run_options* options);
+POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_workspace_bytes(const polyhead_attention_plan* plan, size_t* bytes);
+/* For people: the kernel and why it was chosen, blocks, tiles skipped, work items, workspace. */
+POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_explain(const polyhead_attention_plan* plan, char* buffer,
+                                                                size_t capacity, size_t* length);
+
+typedef struct polyhead_attention_options {
+  size_t struct_size;
+  int32_t has_scale;
+  int32_t length_invariant;
+  double scale;
+  const polyhead_mask* mask; /* NULL: none */
+} polyhead_attention_options;
+
+/* One call: takes the plan for the inputs' shapes from the runtime's cache, or makes it, and runs it. options may be NULL. */
+POLYHEAD_EXPORT polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
+                                                   const polyhead_attention_options* options);
+
+/* ---- multi-head attention: projections, attention, output projection ---- */
+
+typedef struct polyhead_multi_head_attention_spec {
+  size_t struct_size;
+  int64_t d_model; /* width of the query input and of the output */
+  int64_t heads;
+  int64_t kv_heads;        /* 0: heads */
+  int64_t head_dim;        /* 0: d_model / heads, which must then divide */
+  int64_t value_dim;       /* 0: head_dim */
+  int64_t key_input_dim;   /* width of the key source, 0: d_model */
+  int64_t value_input_dim; /* width of the value source, 0: d_model */
+  int32_t has_scale;
+  double scale;
+  const polyhead_mask* mask; /* NULL: none; copied */
+} polyhead_multi_head_attention_spec;
+
+/* f32; rows are output features. Copied and packed: the memory is the caller's again when create returns. Biases may
+ * be NULL. */
+typedef struct polyhead_multi_head_attention_weights {
+  size_t struct_size;
+  const polyhead_tensor* query;  /* [heads * head_dim, d_model] */
+  const polyhead_tensor* key;    /* [kv_heads * head_dim, key_input_dim] */
+  const polyhead_tensor* value;  /* [kv_heads * value_dim, value_input_dim] */
+  const polyhead_tensor* output; /* [d_model, heads * value_dim] */
+  const polyhead_tensor* query_bias;
+  const polyhead_tensor* key_bias;
+  const polyhead_tensor* value_bias;
+  const polyhead_tensor* output_bias;
+} polyhead_multi_head_attention_weights;
+
+typedef struct polyhead_multi_head_attention_inputs {
+  size_t struct_size;
+  const polyhead_tensor* query; /* [B, T, d_model] */
+  const polyhead_tensor* key;   /* [B, S, key_input_dim]; NULL: the query input (self-attention) */
+  const polyhead_tensor* value; /* [B, S, value_input_dim]; NULL: the key input */
+  const polyhead_tensor* out;   /* [B, T, d_model], written */
+  const polyhead_tensor* key_lengths;
+  const polyhead_tensor* offsets;
+  const polyhead_tensor* boolean_mask;
+  const polyhead_tensor* bias;
+} polyhead_multi_head_attention_inputs;
+
+typedef struct polyhead_multi_head_attention polyhead_multi_head_attention;
+
+POLYHEAD_EXPORT polyhead_status polyhead_multi_head_attention_create(const polyhead_runtime* runtime,
+                                                                     const polyhead_multi_head_attention_spec* spec,
+                                                                     const polyhead_multi_head_attention_weights* weights,
+                                                                     polyhead_multi_head_attention** layer);
+POLYHEAD_EXPORT void polyhead_multi_head_attention_destroy(polyhead_multi_head_attention* layer);
+POLYHEAD_EXPORT polyhead_status polyhead_multi_head_attention_run(const polyhead_multi_head_attention* layer,
+                                                                  const polyhead_multi_head_attention_inputs* inputs,
+                                                                  const polyhead_run_options* options);
+
+/* ---- BERT-family encoders from a model folder ---- */
+
+typedef struct polyhead_bert_encoder polyhead_bert_encoder;
+
+/* folder (UTF-8) holds config.json and model.safetensors. Errors: io_error, unsupported; both name the file and the field. */
+POLYHEAD_EXPORT polyhead_status polyhead_bert_encoder_load(const polyhead_runtime* runtime, const char* folder,
+                                                           polyhead_bert_encoder** encoder);
+POLYHEAD_EXPORT void polyhead_bert_encoder_destroy(polyhead_bert_encoder* encoder);
+POLYHEAD_EXPORT polyhead_status polyhead_bert_encoder_hidden_size(const polyhead_bert_encoder* encoder, int64_t* hidden_size);
+/* token_ids: i32 or i64 [B, L]; lengths: i32 or i64 [B], or NULL (all L); out: f32 [B, L, hidden_size]. */
+POLYHEAD_EXPORT polyhead_status polyhead_bert_encoder_token_embeddings(const polyhead_bert_encoder* encoder,
+                                                                       const polyhead_tensor* token_ids,
+                                                                       const polyhead_tensor* lengths,
+                                                                       const polyhead_tensor* out,
+                                                                       const polyhead_run_options* options);
+/* Mean over the real positions, divided by its Euclidean norm when normalise is not 0. out: f32 [B, hidden_size]. */
+POLYHEAD_EXPORT polyhead_status polyhead_bert_encoder_encode(const polyhead_bert_encoder* encoder,
+                                                             const polyhead_tensor* token_ids, const polyhead_tensor* lengths,
+                                                             const polyhead_tensor* out, int32_t normalise,
+                                                             const polyhead_run_options* options);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* POLYHEAD_POLYHEAD_H */

@@ -1,0 +1,517 @@
+/* The C interface from C99: results against the formula, each kind of error, NULL handles, the rules of struct_size. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "polyhead/polyhead.h"
+
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#include <sys/resource.h>
+#define LIMIT_MEMORY 1
+#endif
+
+static int failures = 0;
+
+static void check(int condition, const char* text, int line) {
+  if (condition) return;
+  ++failures;
+  fprintf(stderr, "line %d: %s (last message: %s)\n", line, text, polyhead_last_message());
+}
+#define CHECK(condition) check((condition) != 0, #condition, __LINE__)
+
+static void check_status(polyhead_status expected, polyhead_status status, const char* part, const char* text, int line) {
+  if (status == expected && strstr(polyhead_last_message(), part) != NULL) return;
+  ++failures;
+  fprintf(stderr, "line %d: %s is %s, expected %s naming \"%s\" (last message: %s)\n", line, text, polyhead_status_name(status),
+          polyhead_status_name(expected), part, polyhead_last_message());
+}
+/* The call fails with this status and a message that holds this text. */
+#define FAILS(expected, part, call) check_status(expected, call, part, #call, __LINE__)
+#define SUCCEEDS(call) check_status(POLYHEAD_OK, call, "", #call, __LINE__)
+
+enum { batch = 2, heads = 4, kv_heads = 2, length = 5, dim = 8, count = batch * heads * length * dim };
+
+static void fill(float* values, int how_many, unsigned seed) {
+  int i;
+  for (i = 0; i < how_many; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    values[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
+  }
+}
+
+static polyhead_tensor tensor4(const float* data, int64_t a, int64_t b, int64_t c, int64_t d) {
+  polyhead_tensor tensor;
+  int64_t shape[4];
+  shape[0] = a, shape[1] = b, shape[2] = c, shape[3] = d;
+  SUCCEEDS(polyhead_tensor_init(&tensor, data, POLYHEAD_F32, 4, shape, NULL));
+  return tensor;
+}
+
+/* Attention by its formula in double precision. */
+static double expected_out(const float* query, const float* key, const float* value, int b, int h, int t, int d, int causal) {
+  const float* q = query + ((b * heads + h) * length + t) * dim;
+  const int kv = b * kv_heads + h / (heads / kv_heads);
+  double sum = 0, weighted = 0;
+  int s, i;
+  for (s = 0; s < (causal ? t + 1 : length); ++s) {
+    double score = 0;
+    for (i = 0; i < dim; ++i) score += (double)q[i] * key[(kv * length + s) * dim + i];
+    score = exp(score / sqrt((double)dim));
+    sum += score;
+    weighted += score * value[(kv * length + s) * dim + d];
+  }
+  return weighted / sum;
+}
+
+typedef struct problem {
+  float query[count], key[count / 2], value[count / 2], out[count], lse[batch * heads * length];
+  polyhead_tensor query_view, key_view, value_view, out_view, lse_view;
+  polyhead_attention_inputs inputs;
+  polyhead_attention_spec spec;
+} problem;
+
+static void make_problem(problem* p) {
+  polyhead_attention_inputs inputs = POLYHEAD_INIT(polyhead_attention_inputs);
+  polyhead_attention_spec spec = POLYHEAD_INIT(polyhead_attention_spec);
+  const int64_t lse_shape[3] = {batch, heads, length};
+  fill(p->query, count, 1);
+  fill(p->key, count / 2, 2);
+  fill(p->value, count / 2, 3);
+  p->query_view = tensor4(p->query, batch, heads, length, dim);
+  p->key_view = tensor4(p->key, batch, kv_heads, length, dim);
+  p->value_view = tensor4(p->value, batch, kv_heads, length, dim);
+  p->out_view = tensor4(p->out, batch, heads, length, dim);
+  SUCCEEDS(polyhead_tensor_init(&p->lse_view, p->lse, POLYHEAD_F32, 3, lse_shape, NULL));
+  inputs.query = &p->query_view;
+  inputs.key = &p->key_view;
+  inputs.value = &p->value_view;
+  inputs.out = &p->out_view;
+  spec.batch = batch, spec.heads = heads, spec.kv_heads = kv_heads, spec.head_dim = dim;
+  spec.query_length = length, spec.key_length = length;
+  p->inputs = inputs;
+  p->spec = spec;
+}
+
+static double worst_error(const problem* p, int causal) {
+  double worst = 0;
+  int b, h, t, d;
+  for (b = 0; b < batch; ++b)
+    for (h = 0; h < heads; ++h)
+      for (t = 0; t < length; ++t)
+        for (d = 0; d < dim; ++d) {
+          const double error = fabs(p->out[((b * heads + h) * length + t) * dim + d] -
+                                    expected_out(p->query, p->key, p->value, b, h, t, d, causal));
+          if (!(error <= worst)) worst = error;
+        }
+  return worst;
+}
+
+static void test_status_and_version(void) {
+  int status;
+  for (status = POLYHEAD_OK; status <= POLYHEAD_INTERNAL; ++status) {
+    CHECK(strcmp(polyhead_status_name(status), "unknown status") != 0);
+  }
+  CHECK(strcmp(polyhead_status_name(99), "unknown status") == 0);
+  CHECK(strcmp(polyhead_last_message(), "") == 0);
+  CHECK(strchr(polyhead_version(), '.') != NULL);
+}
+
+static void test_tensor(void) {
+  polyhead_tensor tensor;
+  const int64_t shape[2] = {3, 4}, negative[2] = {3, -4}, huge[3] = {INT64_MAX, INT64_MAX, 2};
+  float data[12] = {0};
+  SUCCEEDS(polyhead_tensor_init(&tensor, data, POLYHEAD_F32, 2, shape, NULL));
+  CHECK(tensor.data == data && tensor.rank == 2 && tensor.strides[0] == 4 && tensor.strides[1] == 1);
+  SUCCEEDS(polyhead_tensor_init(&tensor, data, POLYHEAD_F32, 0, NULL, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "tensor", polyhead_tensor_init(NULL, data, POLYHEAD_F32, 2, shape, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "shape", polyhead_tensor_init(&tensor, data, POLYHEAD_F32, 2, NULL, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "dtype", polyhead_tensor_init(&tensor, data, 77, 2, shape, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "rank", polyhead_tensor_init(&tensor, data, POLYHEAD_F32, 9, shape, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "-4", polyhead_tensor_init(&tensor, data, POLYHEAD_F32, 2, negative, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "", polyhead_tensor_init(&tensor, data, POLYHEAD_F32, 3, huge, NULL));
+}
+
+static void test_attention(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
+  polyhead_attention_plan* plan = NULL;
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  polyhead_run_options run_options = POLYHEAD_INIT(polyhead_run_options);
+  char text[64];
+  size_t bytes = 0, text_length = 0;
+  float plain[count];
+  void* memory;
+
+  make_problem(&p);
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  memcpy(plain, p.out, sizeof(plain));
+
+  /* lse on request changes no bit of out; so does the caller's workspace. */
+  SUCCEEDS(polyhead_attention_plan_workspace_bytes(plan, &bytes));
+  memory = malloc(bytes + 64);
+  run_options.workspace = (char*)memory + (64 - (uintptr_t)memory % 64);
+  run_options.workspace_bytes = bytes;
+  p.inputs.lse = &p.lse_view;
+  memset(p.out, 0xff, sizeof(p.out));
+  SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, &run_options));
+  CHECK(memcmp(plain, p.out, sizeof(plain)) == 0);
+  free(memory);
+  p.inputs.lse = NULL;
+
+  SUCCEEDS(polyhead_attention_plan_explain(plan, text, sizeof(text), &text_length));
+  CHECK(text_length > 0 && strlen(text) <= text_length && strlen(text) < sizeof(text));
+  SUCCEEDS(polyhead_attention_plan_explain(plan, NULL, 0, &bytes));
+  CHECK(bytes == text_length);
+  polyhead_attention_plan_destroy(plan);
+
+  /* The one-call form, causal. */
+  mask.causal = POLYHEAD_CAUSAL_TOP_LEFT;
+  options.mask = &mask;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 1) < 4e-6);
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, NULL));
+  CHECK(worst_error(&p, 0) < 4e-6);
+
+  /* A window of the query's own key alone: out is that key's value. */
+  memset(&mask, 0, sizeof(mask));
+  mask.struct_size = sizeof(mask);
+  mask.has_window = 1;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(memcmp(p.out, p.value, length * dim * sizeof(float)) == 0);
+}
+
+static void test_mask_errors(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  make_problem(&p);
+  options.mask = &mask;
+  mask.causal = 9;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "causal", polyhead_attention(runtime, &p.inputs, &options));
+  mask.causal = POLYHEAD_CAUSAL_NONE;
+  mask.has_window = 1;
+  mask.window_left = -7;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "-7", polyhead_attention(runtime, &p.inputs, &options));
+  mask.window_left = -1;
+  mask.window_right = -1;
+  mask.has_key_lengths = 1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "key_lengths", polyhead_attention(runtime, &p.inputs, &options));
+  mask.has_key_lengths = 0;
+  options.has_scale = 1;
+  options.scale = HUGE_VAL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "scale", polyhead_attention(runtime, &p.inputs, &options));
+}
+
+static void test_attention_errors(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_attention_plan* plan = NULL;
+  polyhead_run_options run_options = POLYHEAD_INIT(polyhead_run_options);
+  polyhead_cancellation* cancellation = NULL;
+  size_t bytes = 0;
+  make_problem(&p);
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "runtime", polyhead_attention_plan_create(NULL, &p.spec, &plan));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "spec", polyhead_attention_plan_create(runtime, NULL, &plan));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_create(runtime, &p.spec, NULL));
+  p.spec.kv_heads = 3;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "kv_heads", polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  p.spec.kv_heads = kv_heads;
+  p.spec.dtype = 42;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "dtype", polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  p.spec.dtype = POLYHEAD_F64;
+  FAILS(POLYHEAD_UNSUPPORTED, "dtype", polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  p.spec.dtype = POLYHEAD_F32;
+  CHECK(plan == NULL);
+
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_run(NULL, &p.inputs, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "inputs", polyhead_attention_plan_run(plan, NULL, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "bytes", polyhead_attention_plan_workspace_bytes(plan, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_workspace_bytes(NULL, &bytes));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_explain(NULL, NULL, 0, &bytes));
+  p.inputs.key = NULL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "key is NULL", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  p.inputs.key = &p.query_view;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "key", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  p.inputs.key = &p.key_view;
+  p.query_view.rank = -1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "query.rank", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  p.query_view.rank = 4;
+  p.query_view.dtype = 9;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "query.dtype", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  p.query_view.dtype = POLYHEAD_F32;
+  p.query_view.shape[0] = -2;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "query", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  p.query_view.shape[0] = batch;
+  p.inputs.out = &p.query_view;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "out", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  p.inputs.out = &p.out_view;
+  SUCCEEDS(polyhead_attention_plan_workspace_bytes(plan, &bytes));
+  run_options.workspace = p.lse;
+  run_options.workspace_bytes = 0;
+  if (bytes > 0) FAILS(POLYHEAD_INVALID_ARGUMENT, "workspace", polyhead_attention_plan_run(plan, &p.inputs, &run_options));
+  run_options.workspace = NULL;
+
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cancellation", polyhead_cancellation_create(NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cancellation", polyhead_cancellation_request(NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cancellation", polyhead_cancellation_reset(NULL));
+  SUCCEEDS(polyhead_cancellation_create(&cancellation));
+  run_options.cancellation = cancellation;
+  SUCCEEDS(polyhead_cancellation_request(cancellation));
+  FAILS(POLYHEAD_CANCELLED, "", polyhead_attention_plan_run(plan, &p.inputs, &run_options));
+  SUCCEEDS(polyhead_cancellation_reset(cancellation));
+  SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, &run_options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  polyhead_cancellation_destroy(cancellation);
+  polyhead_attention_plan_destroy(plan);
+}
+
+/* An older caller's smaller structure, a newer one's larger structure, sizes that are none. */
+static void test_struct_size(const polyhead_runtime* runtime) {
+  problem p;
+  struct {
+    polyhead_attention_options known;
+    int64_t unknown[2];
+  } newer;
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
+  make_problem(&p);
+
+  /* The part beyond struct_size is not looked at: these masks would be refused or change the result. */
+  mask.causal = 9;
+  options.mask = &mask;
+  options.struct_size = offsetof(polyhead_attention_options, mask);
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  options.struct_size = sizeof(size_t);
+  options.has_scale = 1;
+  options.scale = HUGE_VAL;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+
+  options.struct_size = 0;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "struct_size is 0", polyhead_attention(runtime, &p.inputs, &options));
+  options.struct_size = sizeof(size_t) + 3;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "struct_size", polyhead_attention(runtime, &p.inputs, &options));
+  options.struct_size = (size_t)-8;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "struct_size", polyhead_attention(runtime, &p.inputs, &options));
+
+  memset(&newer, 0, sizeof(newer));
+  newer.known.struct_size = sizeof(newer);
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &newer.known));
+  newer.unknown[1] = 1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "options.struct_size", polyhead_attention(runtime, &p.inputs, &newer.known));
+
+  /* Inputs too: without its later fields the structure has no lse. */
+  p.inputs.lse = (const polyhead_tensor*)(const void*)&p;
+  p.inputs.struct_size = offsetof(polyhead_attention_inputs, lse);
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, NULL));
+  p.inputs.struct_size = offsetof(polyhead_attention_inputs, out);
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "out is NULL", polyhead_attention(runtime, &p.inputs, NULL));
+}
+
+static size_t calls_of_executor = 0;
+static void serial_executor(void* context, size_t how_many, void (*function)(void*, size_t), void* argument) {
+  size_t i;
+  ++*(size_t*)context;
+  for (i = 0; i < how_many; ++i) function(argument, i);
+}
+
+static void ignore_message(void* context, polyhead_log_level level, const char* message) {
+  CHECK(context == &calls_of_executor && message != NULL && level >= POLYHEAD_LOG_DEBUG && level <= POLYHEAD_LOG_WARNING);
+}
+
+static void test_runtime(void) {
+  polyhead_runtime* runtime = NULL;
+  polyhead_runtime_options options = POLYHEAD_INIT(polyhead_runtime_options);
+  polyhead_executor executor = POLYHEAD_INIT(polyhead_executor);
+  const int32_t cpus[1] = {0};
+  const char* isa = NULL;
+  char isas[256];
+  size_t text_length = 0;
+  int32_t threads = 0, ended = -1;
+  problem p;
+
+  options.threads = -1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "threads", polyhead_runtime_create(&options, &runtime));
+  options.threads = 1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "runtime", polyhead_runtime_create(&options, NULL));
+  options.isa = "mmx";
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "mmx", polyhead_runtime_create(&options, &runtime));
+#if defined(__x86_64__)
+  options.isa = "neon";
+#else
+  options.isa = "avx2";
+#endif
+  FAILS(POLYHEAD_UNSUPPORTED, options.isa, polyhead_runtime_create(&options, &runtime));
+  options.isa = "reference";
+  options.cpu_set_count = 1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cpu_set", polyhead_runtime_create(&options, &runtime));
+  options.cpu_set_count = 0;
+  options.cpu_set = cpus;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cpu_set", polyhead_runtime_create(&options, &runtime));
+  options.cpu_set = NULL;
+  options.executor = &executor;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "executor", polyhead_runtime_create(&options, &runtime));
+  CHECK(runtime == NULL);
+
+  executor.context = &calls_of_executor;
+  executor.parallel_for = serial_executor;
+  executor.concurrency = 2;
+  options.log = ignore_message;
+  options.log_context = &calls_of_executor;
+  options.threads = 0;
+  SUCCEEDS(polyhead_runtime_create(&options, &runtime));
+  SUCCEEDS(polyhead_runtime_isa(runtime, &isa));
+  CHECK(strcmp(isa, "reference") == 0);
+  SUCCEEDS(polyhead_runtime_threads(runtime, &threads));
+  CHECK(threads == 2);
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "runtime", polyhead_runtime_isa(NULL, &isa));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "threads", polyhead_runtime_threads(runtime, NULL));
+  SUCCEEDS(polyhead_runtime_describe(runtime, isas, 8, &text_length));
+  CHECK(strlen(isas) == 7 && text_length > 7);
+  make_problem(&p);
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, NULL));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  polyhead_runtime_destroy(runtime);
+  polyhead_runtime_destroy(NULL);
+
+  SUCCEEDS(polyhead_available_isas(isas, sizeof(isas), NULL));
+  CHECK(strncmp(isas, "reference", 9) == 0);
+  SUCCEEDS(polyhead_shutdown(&ended));
+  CHECK(ended == 0 || ended == 1);
+  SUCCEEDS(polyhead_shutdown(NULL));
+}
+
+/* A plan outlives its runtime's handle. */
+static void test_lifetime(void) {
+  problem p;
+  polyhead_runtime* runtime = NULL;
+  polyhead_attention_plan* plan = NULL;
+  make_problem(&p);
+  SUCCEEDS(polyhead_runtime_create(NULL, &runtime));
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  polyhead_runtime_destroy(runtime);
+  SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  polyhead_attention_plan_destroy(plan);
+  polyhead_attention_plan_destroy(NULL);
+  polyhead_multi_head_attention_destroy(NULL);
+  polyhead_bert_encoder_destroy(NULL);
+  polyhead_cancellation_destroy(NULL);
+}
+
+/* Identity projections: the layer is attention over the columns of x, whose output bias is added. */
+static void test_multi_head_attention(const polyhead_runtime* runtime) {
+  enum { width = 8, layer_heads = 2 };
+  float identity[width * width] = {0}, bias[width], x[3 * width], out[3 * width];
+  const int64_t square[2] = {width, width}, vector[1] = {width}, batch_shape[3] = {1, 3, width};
+  const int64_t broadcast[2] = {0, 0}, large[2] = {8192, 8192};
+  polyhead_tensor weight, bias_view, x_view, out_view, large_view;
+  polyhead_multi_head_attention_spec spec = POLYHEAD_INIT(polyhead_multi_head_attention_spec);
+  polyhead_multi_head_attention_weights weights = POLYHEAD_INIT(polyhead_multi_head_attention_weights);
+  polyhead_multi_head_attention_inputs inputs = POLYHEAD_INIT(polyhead_multi_head_attention_inputs);
+  polyhead_multi_head_attention* layer = NULL;
+  int i, h, t, s, d;
+  for (i = 0; i < width; ++i) identity[i * width + i] = 1.0f, bias[i] = (float)i;
+  fill(x, 3 * width, 7);
+  SUCCEEDS(polyhead_tensor_init(&weight, identity, POLYHEAD_F32, 2, square, NULL));
+  SUCCEEDS(polyhead_tensor_init(&bias_view, bias, POLYHEAD_F32, 1, vector, NULL));
+  SUCCEEDS(polyhead_tensor_init(&x_view, x, POLYHEAD_F32, 3, batch_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&out_view, out, POLYHEAD_F32, 3, batch_shape, NULL));
+  spec.d_model = width;
+  spec.heads = layer_heads;
+  weights.query = weights.key = weights.value = weights.output = &weight;
+  weights.output_bias = &bias_view;
+  inputs.query = &x_view;
+  inputs.out = &out_view;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "runtime", polyhead_multi_head_attention_create(NULL, &spec, &weights, &layer));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "weights", polyhead_multi_head_attention_create(runtime, &spec, NULL, &layer));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "layer", polyhead_multi_head_attention_create(runtime, &spec, &weights, NULL));
+  spec.heads = 3;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "d_model", polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
+  spec.heads = layer_heads;
+  weights.value = NULL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "weights.value", polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
+  weights.value = &weight;
+  CHECK(layer == NULL);
+  SUCCEEDS(polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "layer", polyhead_multi_head_attention_run(NULL, &inputs, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "inputs", polyhead_multi_head_attention_run(layer, NULL, NULL));
+  SUCCEEDS(polyhead_multi_head_attention_run(layer, &inputs, NULL));
+  for (h = 0; h < layer_heads; ++h)
+    for (t = 0; t < 3; ++t) {
+      double weight_of[3], sum = 0;
+      const int columns = width / layer_heads;
+      for (s = 0; s < 3; ++s) {
+        double score = 0;
+        for (d = 0; d < columns; ++d) score += (double)x[t * width + h * columns + d] * x[s * width + h * columns + d];
+        sum += weight_of[s] = exp(score / sqrt((double)columns));
+      }
+      for (d = 0; d < columns; ++d) {
+        double expected = bias[h * columns + d];
+        for (s = 0; s < 3; ++s) expected += weight_of[s] / sum * x[s * width + h * columns + d];
+        CHECK(fabs(out[t * width + h * columns + d] - expected) < 4e-6 * (1 + fabs(expected)));
+      }
+    }
+  polyhead_multi_head_attention_destroy(layer);
+  layer = NULL;
+
+  /* Weights of 256 MB each out of one broadcast float, with 128 MB to be had: a status, not an abort. */
+  SUCCEEDS(polyhead_tensor_init(&large_view, identity, POLYHEAD_F32, 2, large, broadcast));
+  weights.query = weights.key = weights.value = weights.output = &large_view;
+  weights.output_bias = NULL;
+  spec.d_model = 8192;
+#if defined(LIMIT_MEMORY)
+  {
+    struct rlimit before, tight;
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    tight = before;
+    tight.rlim_cur = 128u << 20;
+    CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
+    FAILS(POLYHEAD_OUT_OF_MEMORY, "memory", polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    CHECK(layer == NULL);
+  }
+#endif
+}
+
+static void test_bert_errors(const polyhead_runtime* runtime) {
+  polyhead_bert_encoder* encoder = NULL;
+  int64_t hidden_size = 0;
+  problem p;
+  make_problem(&p);
+  FAILS(POLYHEAD_IO_ERROR, "no-such-folder", polyhead_bert_encoder_load(runtime, "/no-such-folder", &encoder));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "folder", polyhead_bert_encoder_load(runtime, NULL, &encoder));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "runtime", polyhead_bert_encoder_load(NULL, "/", &encoder));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "encoder", polyhead_bert_encoder_load(runtime, "/", NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "encoder", polyhead_bert_encoder_hidden_size(NULL, &hidden_size));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "encoder", polyhead_bert_encoder_encode(NULL, &p.query_view, NULL, &p.out_view, 1, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "encoder",
+        polyhead_bert_encoder_token_embeddings(NULL, &p.query_view, NULL, &p.out_view, NULL));
+  CHECK(encoder == NULL);
+}
+
+int main(void) {
+  polyhead_runtime* runtime = NULL;
+  test_status_and_version();
+  test_tensor();
+  test_runtime();
+  SUCCEEDS(polyhead_runtime_create(NULL, &runtime));
+  test_attention(runtime);
+  test_mask_errors(runtime);
+  test_attention_errors(runtime);
+  test_struct_size(runtime);
+  test_multi_head_attention(runtime);
+  test_bert_errors(runtime);
+  polyhead_runtime_destroy(runtime);
+  test_lifetime();
+  if (failures > 0) {
+    fprintf(stderr, "%d checks failed\n", failures);
+    return EXIT_FAILURE;
+  }
+  printf("C interface of Polyhead %s: all checks passed\n", polyhead_version());
+  return EXIT_SUCCESS;
+}

@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Tests the checkers themselves on trees and objects with planted faults: check_scripts_test.py COMPILER."""
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+COMPILER = "c++"
+
+
+def run(script, *arguments):
+    done = subprocess.run([sys.executable, str(SCRIPTS / script), *map(str, arguments)], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.root = pathlib.Path(self.temporary.name)
+
+    def tearDown(self):
+        self.temporary.cleanup()
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def assert_fault(self, result, *parts):
+        code, output = result
+        self.assertEqual(code, 1, output)
+        for part in parts:
+            self.assertIn(part, output)
+
+    def assert_clean(self, result):
+        self.assertEqual(result[0], 0, result[1])
+
+
+class Includes(Folder):
+    def test_downward_is_clean(self):
+        self.write("src/plan/a.cpp", '#include <vector>\n#include "graph/task_graph.hpp"\n#include "simd/contract/gemm.hpp"\n')
+        self.write("src/graph/b.cpp", "#include <tbb/flow_graph.h>\n")
+        self.assert_clean(run("check-includes", self.root))
+
+    def test_wrong_direction(self):
+        for name, include in (
+            ("src/graph/a.cpp", '"plan/attention_work.hpp"'),
+            ("src/plan/a.cpp", "<oneapi/tbb.h>"),
+            ("simd/hwy/a.cc", '"polyhead/tensor.hpp"'),
+            ("simd/reference/a.cc", "<hwy/highway.h>"),
+            ("simd/contract/a.hpp", '"simd/hwy/compat.h"'),
+            ("include/polyhead/a.hpp", '"dispatch/kernel_table.hpp"'),
+            ("include/polyhead/b.hpp", "<nlohmann/json.hpp>"),
+            ("src/api/a.cpp", '"../plan/x.hpp"'),
+            ("examples/a.cpp", '"api/checks.hpp"'),
+        ):
+            with self.subTest(name=name, include=include):
+                path = self.write(name, f"// first line\n#include {include}\n")
+                self.assert_fault(run("check-includes", self.root), f"{name}:2:")
+                path.unlink()
+
+    def test_concrete_kernel(self):
+        self.write("src/plan/a.cpp", "// N_AVX2::attention is fine in a comment\nauto* k = &simd::N_AVX2::attention_f32;\n")
+        self.assert_fault(run("check-includes", self.root), "src/plan/a.cpp: plan names a concrete kernel (N_AVX2::)")
+
+    def test_room_without_rule(self):
+        self.write("src/attic/a.cpp", "\n")
+        self.assert_fault(run("check-includes", self.root), "the room attic has no rule")
+
+    def test_nothing_to_check(self):
+        code, _ = run("check-includes", self.root)
+        self.assertEqual(code, 1)
+
+
+class Text(Folder):
+    def test_clean(self):
+        self.write("a.cpp", "int a;\n")
+        self.assert_clean(run("check-text", self.root))
+
+    def test_faults(self):
+        for text, part in (
+            ("// TO" + "DO later\n", "a.cpp:1: unfinished work"),
+            ("int a; \n", "a.cpp:1: a trailing blank"),
+            ("int a;\n// see /ho" + "me/someone\n", "a.cpp:2: a path of one machine"),
+            ("int a;", "no end"),
+            ("\n" * 1001, "at most 1000"),
+        ):
+            with self.subTest(part=part):
+                self.write("a.cpp", text)
+                self.assert_fault(run("check-text", self.root), part)
+
+
+@unittest.skipUnless(platform.machine() == "x86_64" and sys.platform == "linux", "plants x86 instructions")
+class Symbols(Folder):
+    def compile(self, text, *options):
+        source = self.write("a.cpp", text)
+        output = self.root / "a.o"
+        subprocess.run([COMPILER, "-std=c++17", "-O1", "-fPIC", *options, "-c", str(source), "-o", str(output)], check=True)
+        return output
+
+    def library(self, text, *options):
+        source = self.write("a.cpp", text)
+        output = self.root / "libpolyhead.so"
+        subprocess.run([COMPILER, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", *options, str(source), "-o",
+                        str(output)], check=True)
+        return output
+
+    WIDE = '__attribute__((noinline, used)) void f() { __asm__ volatile("vxorps %%ymm0, %%ymm0, %%ymm0" ::: "memory"); }\n'
+    WIDER = '__attribute__((noinline, used)) void f() { __asm__ volatile("vpxorq %%zmm0, %%zmm0, %%zmm0" ::: "memory"); }\n'
+
+    def test_kernels_in_their_namespace(self):
+        code = "namespace N_AVX2 { " + self.WIDE + " }"
+        self.assert_clean(run("check-symbols", "kernels", "avx2", self.compile(code)))
+
+    def test_wide_outside(self):
+        for code in (self.WIDE, "namespace N_SSE4 { " + self.WIDE + " }", "namespace N_AVX2 { " + self.WIDER + " }"):
+            with self.subTest(code=code):
+                self.assert_fault(run("check-symbols", "kernels", "avx2", self.compile(code)), "holds ")
+
+    def test_shared_inline(self):
+        code = ("template <class T> __attribute__((noinline)) T twice(T x) { return x + x; }\n"
+                "namespace N_AVX2 { int f(int x) { return twice(x); } }\n")
+        self.assert_fault(run("check-symbols", "kernels", "avx2", self.compile(code)), "outside N_AVX2", "weak")
+
+    GOOD = ('extern "C" __attribute__((visibility("default"))) void polyhead_run() {}\n'
+            'namespace polyhead { __attribute__((visibility("default"))) void run() {} }\n')
+
+    def check_library(self, code, symbols="polyhead_run\n", options=("-Wl,-soname,libpolyhead.so.0.1",)):
+        return run("check-symbols", "library", self.library(code, *options), self.write("symbols.txt", symbols))
+
+    def test_library(self):
+        self.assert_clean(self.check_library(self.GOOD))
+
+    def test_library_faults(self):
+        visible = '__attribute__((visibility("default")))'
+        self.assert_fault(self.check_library(self.GOOD, "polyhead_run\npolyhead_gone\n"), "polyhead_gone is gone")
+        self.assert_fault(self.check_library(self.GOOD, "# none\n"), "exports polyhead_run, which")
+        self.assert_fault(self.check_library(self.GOOD + f"namespace other {{ {visible} void f() {{}} }}"), "_ZN5other1fEv")
+        self.assert_fault(self.check_library(self.GOOD, options=()), "no versioned SONAME")
+        self.assert_fault(self.check_library(self.GOOD + 'extern "C" void GOMP_barrier();\n'
+                                             f"namespace polyhead {{ {visible} void g() {{ GOMP_barrier(); }} }}"), "uses OpenMP")
+        tls = '__attribute__((tls_model("initial-exec"))) thread_local int t; int* h() { return &t; }'
+        self.assert_fault(self.check_library(self.GOOD + visible + tls.replace(" int* h", f" {visible} int* polyhead_h")),
+                          "initial-exec")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        COMPILER = sys.argv.pop(1)
+    unittest.main(verbosity=1)
