@@ -5,7 +5,8 @@
 
 #if defined(__linux__)
 #include <sched.h>
-#include <cerrno>
+
+#include <cstddef>
 #endif
 #if defined(_WIN32)
 #include <process.h>
@@ -19,56 +20,46 @@ namespace polyhead::platform {
 
 namespace {
 
-// A mask for machines with more than CPU_SETSIZE CPUs; the kernel refuses one that is too small for it.
-constexpr int max_cpus = 1 << 16;
+// Room for more CPUs than CPU_SETSIZE: the kernel refuses a mask that is too small for the machine. 8 KB on the stack, since
+// pinning happens whenever a worker joins an arena and must not allocate.
+constexpr std::size_t max_cpus = std::size_t{1} << 16;
 
 struct CpuMask {
-  explicit CpuMask(int cpus)
-      : bytes(CPU_ALLOC_SIZE(static_cast<std::size_t>(cpus))), set(CPU_ALLOC(static_cast<std::size_t>(cpus))) {
-    if (set != nullptr) CPU_ZERO_S(bytes, set);
-  }
-  ~CpuMask() { CPU_FREE(set); }
-  CpuMask(const CpuMask&) = delete;
-  CpuMask& operator=(const CpuMask&) = delete;
+  static constexpr std::size_t sets = max_cpus / CPU_SETSIZE;
+  static constexpr std::size_t bytes = sets * sizeof(cpu_set_t);
+  cpu_set_t set[sets];
 
-  std::size_t bytes;
-  cpu_set_t* set;
+  CpuMask() { CPU_ZERO_S(bytes, set); }
+  bool add(int cpu) noexcept {
+    if (cpu < 0 || static_cast<std::size_t>(cpu) >= max_cpus) return false;
+    CPU_SET_S(static_cast<std::size_t>(cpu), bytes, set);
+    return true;
+  }
 };
 
 }  // namespace
 
 std::vector<int> allowed_cpus() {
-  for (int capacity = CPU_SETSIZE; capacity <= max_cpus; capacity *= 2) {
-    const CpuMask mask(capacity);
-    if (mask.set == nullptr) break;
-    if (sched_getaffinity(0, mask.bytes, mask.set) != 0) {
-      if (errno == EINVAL) continue;
-      break;
-    }
-    std::vector<int> cpus;
-    for (int cpu = 0; cpu < capacity; ++cpu) {
-      if (CPU_ISSET_S(static_cast<std::size_t>(cpu), mask.bytes, mask.set)) cpus.push_back(cpu);
-    }
-    return cpus;
+  CpuMask mask;
+  if (sched_getaffinity(0, CpuMask::bytes, mask.set) != 0) return {};
+  std::vector<int> cpus;
+  for (std::size_t cpu = 0; cpu < max_cpus; ++cpu) {
+    if (CPU_ISSET_S(cpu, CpuMask::bytes, mask.set)) cpus.push_back(static_cast<int>(cpu));
   }
-  return {};
+  return cpus;
 }
 
 bool set_current_thread_cpus(const std::vector<int>& cpus) noexcept {
-  const CpuMask mask(max_cpus);
-  if (mask.set == nullptr || cpus.empty()) return false;
+  CpuMask mask;
   for (int cpu : cpus) {
-    if (cpu < 0 || cpu >= max_cpus) return false;
-    CPU_SET_S(static_cast<std::size_t>(cpu), mask.bytes, mask.set);
+    if (!mask.add(cpu)) return false;
   }
-  return sched_setaffinity(0, mask.bytes, mask.set) == 0;
+  return !cpus.empty() && sched_setaffinity(0, CpuMask::bytes, mask.set) == 0;
 }
 
 bool pin_current_thread(int cpu) noexcept {
-  const CpuMask mask(max_cpus);
-  if (mask.set == nullptr || cpu < 0 || cpu >= max_cpus) return false;
-  CPU_SET_S(static_cast<std::size_t>(cpu), mask.bytes, mask.set);
-  return sched_setaffinity(0, mask.bytes, mask.set) == 0;
+  CpuMask mask;
+  return mask.add(cpu) && sched_setaffinity(0, CpuMask::bytes, mask.set) == 0;
 }
 
 #else
