@@ -19,6 +19,7 @@
 #include "simd/hwy/compat.h"
 #include "simd/hwy/exp2-inl.h"
 #include "simd/hwy/floating_point-inl.h"
+#include "simd/hwy/scratch.h"
 #include "simd/hwy/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -181,23 +182,6 @@ HWY_INLINE void ComputeTileOfWidth(RowBlock& block, const Tile& tile) {
   }
   ComputeTile<Shape, kVectors>(block, tile);
 }
-
-// Scratch, carved up in order; every piece starts at a cache line.
-class Carver {
- public:
-  explicit Carver(void* memory) : at_(static_cast<char*>(memory)) {}
-  template <class T>
-  T* Take(size_t count) {
-    T* taken = reinterpret_cast<T*>(at_ + used_);
-    used_ += (count * sizeof(T) + 63) / 64 * 64;
-    return taken;
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* at_;
-  size_t used_ = 0;
-};
 
 enum class BlockState : std::uint8_t { unknown, finite, poisoned };
 

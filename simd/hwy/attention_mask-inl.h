@@ -7,6 +7,8 @@
 #include "simd/contract/attention.hpp"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/exp2-inl.h"
+#include "simd/hwy/key_block-inl.h"
+#include "simd/hwy/row_map-inl.h"
 #include "simd/hwy/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -30,12 +32,6 @@ struct TileMask {
   std::ptrdiff_t bias_key_stride = 0;
   const float* bias_rows = nullptr;             // [key][row]                                    (Varies::rows)
 };
-
-// A limit relative to a key block fits 32 bits once it is clamped: rows of a tile and keys of a block are far fewer than 2^30.
-inline std::int32_t ClampLimit(std::int64_t limit) {
-  constexpr std::int64_t kFar = std::int64_t{1} << 30;
-  return static_cast<std::int32_t>(limit < -kFar ? -kFar : limit > kFar ? kFar : limit);
-}
 
 template <bool kStructural, Varies kBoolean, Varies kBias>
 static HWY_NOINLINE void ApplyMaskAs(const TileMask& mask, float* HWY_RESTRICT scores, size_t width, size_t begin, size_t end,
@@ -111,28 +107,6 @@ static inline void ApplyMask(const TileMask& mask, float* scores, size_t width, 
   return ApplyMaskWithBoolean<false>(mask, scores, width, begin, end, max);
 }
 
-enum class Allowed : std::uint8_t { none, all, some };
-
-// excluded[i] = -1 where key i's byte is 0, else 0.
-static HWY_NOINLINE Allowed ReadKeyMask(const std::uint8_t* mask, std::ptrdiff_t key_stride, size_t keys,
-                                        std::int32_t* HWY_RESTRICT excluded) {
-  std::int32_t any = 0, all = -1;
-  if (key_stride == 1) {
-    for (size_t i = 0; i < keys; ++i) {
-      excluded[i] = mask[i] == 0 ? -1 : 0;
-      any |= excluded[i];
-      all &= excluded[i];
-    }
-  } else {
-    for (size_t i = 0; i < keys; ++i) {
-      excluded[i] = *Offset(mask, static_cast<std::ptrdiff_t>(i) * key_stride) == 0 ? -1 : 0;
-      any |= excluded[i];
-      all &= excluded[i];
-    }
-  }
-  return all != 0 ? Allowed::none : any == 0 ? Allowed::all : Allowed::some;
-}
-
 // The operand over [row, key] of one tile, brought to [key][row]. `map` gives the rows, already moved to the block's first key.
 static HWY_NOINLINE void BiasToLanes(const RowMap<const float>& map, std::ptrdiff_t key_stride, std::int64_t first, size_t rows,
                                      size_t width, size_t begin, size_t end, float* HWY_RESTRICT to) {
@@ -184,31 +158,6 @@ static HWY_NOINLINE Allowed BooleanToLanes(const RowMap<const std::uint8_t>& map
   }
   if (hn::AllTrue(d8, hn::Eq(any, hn::Zero(d8)))) return Allowed::none;
   return hn::AllTrue(d8, hn::Eq(excluded, hn::Zero(d8))) ? Allowed::all : Allowed::some;
-}
-
-// True when `rows` rows of `columns` values hold a NaN or an infinity.
-static HWY_NOINLINE bool HoldsNonFinite(const float* HWY_RESTRICT values, std::ptrdiff_t stride, size_t rows, size_t columns) {
-  const FloatTag df;
-  const IntTag di;
-  const size_t lanes = hn::Lanes(df);
-  const Ints magnitude_bits = hn::Set(di, 0x7FFFFFFF);
-  const std::int32_t first_non_finite = 0x7F800000;
-  Ints max = hn::Zero(di);
-  std::int32_t max_of_rest = 0;
-  for (size_t row = 0; row < rows; ++row, values = Offset(values, stride)) {
-    size_t column = 0;
-    for (; column + lanes <= columns; column += lanes) {
-      max = hn::Max(max, hn::And(magnitude_bits, hn::BitCast(di, hn::LoadU(df, values + column))));
-    }
-    for (; column < columns; ++column) {
-      std::int32_t bits;
-      __builtin_memcpy(&bits, values + column, sizeof(bits));
-      bits &= 0x7FFFFFFF;
-      max_of_rest = HWY_MAX(max_of_rest, bits);
-    }
-  }
-  if (max_of_rest >= first_non_finite) return true;
-  return !hn::AllFalse(di, hn::Gt(max, hn::Set(di, first_non_finite - 1)));
 }
 
 }  // namespace

@@ -19,8 +19,6 @@ HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-#define POLYHEAD_UNROLL _Pragma("GCC unroll 32")
-
 enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O + PV
 
 // What is worth fetching while a score tile is computed: the values of the same keys, and the keys after them.
@@ -30,13 +28,6 @@ struct Prefetch {
   std::ptrdiff_t value_stride;
   size_t value_dim;
 };
-
-HWY_INLINE void PrefetchRows(const float* rows, std::ptrdiff_t stride, size_t count, size_t columns) {
-  for (size_t i = 0; i < count; ++i) {
-    const float* row = Offset(rows, static_cast<std::ptrdiff_t>(i) * stride);
-    for (size_t column = 0; column < columns; column += 16) PrefetchLine(row + column);
-  }
-}
 
 #if HWY_HAVE_SCALABLE
 
@@ -128,28 +119,26 @@ static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff
 
 #else  // vectors with a size
 
-constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
-
 // Which tile serves 1, 2, ... vectors of query rows. A shape is a type so that tests can run one target's shape on another.
 struct Tiles32Registers8x3 {
   static constexpr int kVectors = 3;
-  static constexpr int kRowBlock = kVectors * kLanes;
+  static constexpr int kRowBlock = kVectors * kFloatLanes;
   static constexpr int Rows(int vectors) { return vectors == 1 ? 16 : vectors == 2 ? 12 : 8; }
 };
 struct Tiles32Registers6x4 {
   static constexpr int kVectors = 4;
-  static constexpr int kRowBlock = kVectors * kLanes;
+  static constexpr int kRowBlock = kVectors * kFloatLanes;
   static constexpr int Rows(int vectors) { return vectors == 1 ? 16 : vectors == 2 ? 12 : vectors == 3 ? 8 : 6; }
 };
 struct Tiles16Registers6x2 {
   static constexpr int kVectors = 2;
-  static constexpr int kRowBlock = kVectors * kLanes;
+  static constexpr int kRowBlock = kVectors * kFloatLanes;
   static constexpr int Rows(int vectors) { return vectors == 1 ? 8 : 6; }
 };
 // Without a fused multiply-add the product needs a register of its own.
 struct Tiles16Registers4x2 {
   static constexpr int kVectors = 2;
-  static constexpr int kRowBlock = kVectors * kLanes;
+  static constexpr int kRowBlock = kVectors * kFloatLanes;
   static constexpr int Rows(int vectors) { return vectors == 1 ? 8 : 4; }
 };
 
@@ -167,24 +156,24 @@ template <int kRows, int kVectors>
 static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t key_stride, const float* HWY_RESTRICT query,
                                    size_t head_dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max) {
   const FloatTag df;
-  constexpr size_t width = kVectors * kLanes;
+  constexpr size_t width = kVectors * kFloatLanes;
   Floats sum[kRows][kVectors];
   POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(df);
   for (size_t d = 0; d < head_dim; ++d) {
     Floats q[kVectors];
-    POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) q[j] = hn::Load(df, query + d * width + j * kLanes);
+    POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) q[j] = hn::Load(df, query + d * width + j * kFloatLanes);
     POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
       const Floats k = hn::Set(df, Offset(key, i * key_stride)[d]);
       POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(k, q[j], sum[i][j]);
     }
   }
   POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) {
-    Floats m = hn::Load(df, max + j * kLanes);
+    Floats m = hn::Load(df, max + j * kFloatLanes);
     POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
       m = MaxDroppingNaN(df, sum[i][j], m);
-      hn::Store(sum[i][j], df, scores + i * width + j * kLanes);
+      hn::Store(sum[i][j], df, scores + i * width + j * kFloatLanes);
     }
-    hn::Store(m, df, max + j * kLanes);
+    hn::Store(m, df, max + j * kFloatLanes);
   }
 }
 
@@ -193,17 +182,17 @@ static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff
                                    const float* HWY_RESTRICT weights, size_t keys, float* HWY_RESTRICT sums,
                                    const float* HWY_RESTRICT alpha) {
   const FloatTag df;
-  constexpr size_t width = kVectors * kLanes;
+  constexpr size_t width = kVectors * kFloatLanes;
   Floats sum[kRows][kVectors];
   POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) {
-    const float* old = sums + i * width + j * kLanes;
+    const float* old = sums + i * width + j * kFloatLanes;
     if (kMode == ValueMode::overwrite) sum[i][j] = hn::Zero(df);
     if (kMode == ValueMode::add) sum[i][j] = hn::Load(df, old);
-    if (kMode == ValueMode::scale) sum[i][j] = hn::Mul(hn::Load(df, alpha + j * kLanes), hn::Load(df, old));
+    if (kMode == ValueMode::scale) sum[i][j] = hn::Mul(hn::Load(df, alpha + j * kFloatLanes), hn::Load(df, old));
   }
   for (size_t key = 0; key < keys; ++key) {
     Floats p[kVectors];
-    POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) p[j] = hn::Load(df, weights + key * width + j * kLanes);
+    POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) p[j] = hn::Load(df, weights + key * width + j * kFloatLanes);
     POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
       const Floats v = hn::Set(df, value[i]);
       POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(v, p[j], sum[i][j]);
@@ -211,7 +200,7 @@ static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff
     value = Offset(value, value_stride);
   }
   POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j)
-      hn::Store(sum[i][j], df, sums + i * width + j * kLanes);
+      hn::Store(sum[i][j], df, sums + i * width + j * kFloatLanes);
 }
 
 #endif  // HWY_HAVE_SCALABLE

@@ -11,10 +11,15 @@ namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
+#define POLYHEAD_UNROLL _Pragma("GCC unroll 32")
+
 using FloatTag = hn::ScalableTag<float>;
 using IntTag = hn::RebindToSigned<FloatTag>;
 using Floats = hn::Vec<FloatTag>;
 using Ints = hn::Vec<IntTag>;
+#if !HWY_HAVE_SCALABLE
+constexpr int kFloatLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
+#endif
 
 // Highway's Max and Min say nothing about NaN: x86 gives the second operand, ARM's maxnm the number.
 
@@ -42,6 +47,14 @@ HWY_INLINE void PrefetchLine(const void* address) { __builtin_prefetch(address, 
 template <class T>
 HWY_INLINE T* Offset(T* pointer, std::ptrdiff_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(pointer) + static_cast<std::uintptr_t>(bytes));
+}
+
+// Asks for the first `columns` values of each row.
+HWY_INLINE void PrefetchRows(const float* rows, std::ptrdiff_t stride, size_t count, size_t columns) {
+  for (size_t i = 0; i < count; ++i) {
+    const float* row = Offset(rows, static_cast<std::ptrdiff_t>(i) * stride);
+    for (size_t column = 0; column < columns; column += 16) PrefetchLine(row + column);
+  }
 }
 
 }  // namespace
