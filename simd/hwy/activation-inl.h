@@ -55,7 +55,7 @@ HWY_INLINE V Exp(D d, V x) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2NonPositive(D d, V x) {
   const V bounded = AtLeast(d, x, -127.0f);
-  const V n = hn::Round(bounded);   // of NaN: NaN, and its power of two is garbage, but p is NaN then
+  const V n = hn::Round(bounded);  // of NaN: NaN, and its power of two is garbage, but p is NaN then
   const V r = hn::Sub(bounded, n);
   V p = hn::Set(d, 0.00132844888f);
   p = hn::MulAdd(p, r, hn::Set(d, 0.00967399217f));
@@ -95,7 +95,7 @@ HWY_INLINE V GeluErf(D d, V x) {
 // 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), as max(x, 0) - a e / (1 + e) with a = |x|, e = exp(-2 u(a)).
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V GeluTanh(D d, V x) {
-  const V a = AtMost(d, hn::Abs(x), 11.0f);   // e is 0 from 10.1 on
+  const V a = AtMost(d, hn::Abs(x), 11.0f);                                                       // e is 0 from 10.1 on
   const V cubic = hn::MulAdd(hn::Mul(a, a), hn::Set(d, -0.10294324f), hn::Set(d, -2.30220818f));  // -2 log2(e) sqrt(2 / pi) ...
   const V e = Exp2NonPositive(d, hn::Mul(a, cubic));
   const V tail = hn::Div(e, hn::Add(hn::Set(d, 1.0f), e));

@@ -12,8 +12,12 @@ namespace {
 class FlushDenormals {
  public:
 #if defined(__x86_64__) || defined(__i386__)
-  FlushDenormals() : saved_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(0x9FC0u); }  // FZ, all masks, DAZ
-  ~FlushDenormals() { __builtin_ia32_ldmxcsr(saved_); }
+  FlushDenormals() : saved_(__builtin_ia32_stmxcsr()) {
+    __builtin_ia32_ldmxcsr(0x9FC0u);
+  }  // FZ, all masks, DAZ
+  ~FlushDenormals() {
+    __builtin_ia32_ldmxcsr(saved_);
+  }
 
  private:
   unsigned saved_;
@@ -23,7 +27,9 @@ class FlushDenormals {
     const std::uint64_t flush = std::uint64_t{1} << 24;
     asm volatile("msr fpcr, %0" : : "r"(flush) : "memory");
   }
-  ~FlushDenormals() { asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory"); }
+  ~FlushDenormals() {
+    asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory");
+  }
 
  private:
   std::uint64_t saved_;

@@ -67,8 +67,8 @@ void FinishAny(const GemmF32Args& args, const float* sums, std::int64_t sums_str
   }
 }
 
-#define POLYHEAD_TILE_ROWS_6(vectors)                                                                                \
-  ComputeTile<1, vectors, 1>, ComputeTile<2, vectors, 1>, ComputeTile<3, vectors, 1>, ComputeTile<4, vectors, 1>,      \
+#define POLYHEAD_TILE_ROWS_6(vectors)                                                                             \
+  ComputeTile<1, vectors, 1>, ComputeTile<2, vectors, 1>, ComputeTile<3, vectors, 1>, ComputeTile<4, vectors, 1>, \
       ComputeTile<5, vectors, 1>, ComputeTile<6, vectors, 1>
 #define POLYHEAD_TILE_ROWS_8(vectors) POLYHEAD_TILE_ROWS_6(vectors), ComputeTile<7, vectors, 1>, ComputeTile<8, vectors, 1>
 
@@ -98,15 +98,21 @@ HWY_INLINE FewRowsTile FewRowsTileFor(std::int64_t rows) {
   return {TileFor(1, rows), 1};
 #elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
   switch (rows) {
-    case 1: return {ComputeTile<1, 3, 4>, 4};
-    case 2: return {ComputeTile<2, 3, 3>, 3};
-    default: return rows == 3 ? FewRowsTile{ComputeTile<3, 3, 2>, 2} : FewRowsTile{ComputeTile<4, 3, 2>, 2};
+    case 1:
+      return {ComputeTile<1, 3, 4>, 4};
+    case 2:
+      return {ComputeTile<2, 3, 3>, 3};
+    default:
+      return rows == 3 ? FewRowsTile{ComputeTile<3, 3, 2>, 2} : FewRowsTile{ComputeTile<4, 3, 2>, 2};
   }
 #else
   switch (rows) {
-    case 1: return {ComputeTile<1, 2, 6>, 6};
-    case 2: return {ComputeTile<2, 2, 3>, 3};
-    default: return {ComputeTile<3, 2, 2>, 2};
+    case 1:
+      return {ComputeTile<1, 2, 6>, 6};
+    case 2:
+      return {ComputeTile<2, 2, 3>, 3};
+    default:
+      return {ComputeTile<3, 2, 2>, 2};
   }
 #endif
 }
@@ -123,8 +129,8 @@ HWY_INLINE const float* PaddedBias(const GemmF32Args& args, std::int64_t column,
 // What a panel's tiles have in common.
 struct Panel {
   std::int64_t column;
-  std::int64_t columns;   // wanted
-  std::int64_t padded;    // packed, and floats from one k to the next
+  std::int64_t columns;  // wanted
+  std::int64_t padded;   // packed, and floats from one k to the next
   const float* packed;
 };
 
@@ -163,7 +169,9 @@ void ComputePanel(const GemmF32Args& args, const Panel& panel, std::int64_t row,
     for (std::int64_t i = 0; i < rows;) {
       // Full tiles, and the last two share what is left: 13 rows are 6 + 4 + 3, since a tile of one row runs at a sixth.
       const std::int64_t left = rows - i;
-      const std::int64_t tile_rows = left >= 2 * kRowTile || left == kRowTile ? kRowTile : left > kRowTile ? (left + 1) / 2 : left;
+      const std::int64_t tile_rows = left >= 2 * kRowTile || left == kRowTile ? kRowTile
+                                     : left > kRowTile                        ? (left + 1) / 2
+                                                                              : left;
       tile.a = RowOf(args.a, args.a_stride, row + i) + k;
       tile.prefetch = i == 0 ? tile.b + kPrefetchBytes / static_cast<std::int64_t>(sizeof(float)) : tile.b;
       tile.start = first ? bias : sums + i * kPanelWidth;

@@ -16,16 +16,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 struct GemmTile {
   const float* a;
   std::ptrdiff_t a_stride;
-  const float* b;             // row k of the panel at b + k * b_stride
-  std::ptrdiff_t b_stride;    // floats
-  std::ptrdiff_t b_panel;     // floats from one panel to the next, for tiles of several panels
-  const float* prefetch;      // the panel bytes to bring in while row k is used: prefetch + k * b_stride
-  const float* start;         // the bias (stride 0) or the partial sums of earlier k
+  const float* b;           // row k of the panel at b + k * b_stride
+  std::ptrdiff_t b_stride;  // floats
+  std::ptrdiff_t b_panel;   // floats from one panel to the next, for tiles of several panels
+  const float* prefetch;    // the panel bytes to bring in while row k is used: prefetch + k * b_stride
+  const float* start;       // the bias (stride 0) or the partial sums of earlier k
   std::ptrdiff_t start_stride;
   float* out;
   std::ptrdiff_t out_stride;
   std::int64_t k;
-  std::int64_t columns;       // of a scalable panel: how many are wanted, a multiple of nothing
+  std::int64_t columns;  // of a scalable panel: how many are wanted, a multiple of nothing
 };
 using GemmTileFunction = void (*)(const GemmTile& tile);
 
@@ -43,7 +43,9 @@ constexpr int kRowTile = 8;
 constexpr int kPanelWidth = 32;
 constexpr int kPanelVectors = 1;
 constexpr int kFewRows = 0;
-HWY_INLINE std::int64_t PaddedColumns(std::int64_t) { return kPanelWidth; }
+HWY_INLINE std::int64_t PaddedColumns(std::int64_t) {
+  return kPanelWidth;
+}
 
 template <int kRows, int kVectors, int kPanels>
 HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
@@ -114,7 +116,9 @@ constexpr int kPanelWidth = kPanelVectors * kLanes;
 // Up to so many rows in all, a tile spans several panels: a chain of multiply-adds takes one step in 4 cycles, so one row of
 // one panel would leave the multipliers idle, and summing in several streams over k would change the bits.
 constexpr int kFewRows = kManyRegisters ? 4 : 3;
-HWY_INLINE std::int64_t PaddedColumns(std::int64_t columns) { return (columns + kLanes - 1) / kLanes * kLanes; }
+HWY_INLINE std::int64_t PaddedColumns(std::int64_t columns) {
+  return (columns + kLanes - 1) / kLanes * kLanes;
+}
 
 template <int kRows, int kVectors, int kPanels>
 HWY_NOINLINE void ComputeTile(const GemmTile& tile) {

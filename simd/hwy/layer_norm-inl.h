@@ -75,7 +75,8 @@ HWY_INLINE Sums SumCentred(FloatTag d, const float* x, const float* residual, st
 HWY_INLINE Floats ScaleAndShift(FloatTag d, Floats normalised, const float* gamma, const float* beta, std::int64_t i) {
   const Floats scaled = gamma ? hn::Mul(normalised, hn::LoadU(d, gamma + i)) : normalised;
   if (beta == nullptr) return scaled;
-  return gamma ? hn::MulAdd(normalised, hn::LoadU(d, gamma + i), hn::LoadU(d, beta + i)) : hn::Add(scaled, hn::LoadU(d, beta + i));
+  return gamma ? hn::MulAdd(normalised, hn::LoadU(d, gamma + i), hn::LoadU(d, beta + i))
+               : hn::Add(scaled, hn::LoadU(d, beta + i));
 }
 
 template <bool kResidual>

@@ -26,10 +26,14 @@ HWY_NOINLINE void ActivateAll(const ActivationF32Args& args) {
 void ActivateAny(const ActivationF32Args& args) {
   const FlushDenormals environment;
   switch (args.activation) {
-    case Activation::none: return ActivateAll<Activation::none>(args);
-    case Activation::relu: return ActivateAll<Activation::relu>(args);
-    case Activation::gelu_erf: return ActivateAll<Activation::gelu_erf>(args);
-    case Activation::gelu_tanh: return ActivateAll<Activation::gelu_tanh>(args);
+    case Activation::none:
+      return ActivateAll<Activation::none>(args);
+    case Activation::relu:
+      return ActivateAll<Activation::relu>(args);
+    case Activation::gelu_erf:
+      return ActivateAll<Activation::gelu_erf>(args);
+    case Activation::gelu_tanh:
+      return ActivateAll<Activation::gelu_tanh>(args);
   }
 }
 

@@ -41,7 +41,7 @@ HWY_INLINE float LargestScaled(FloatTag d, const float* x, std::int64_t dim, Flo
 HWY_NOINLINE void SoftmaxRows(const SoftmaxF32Args& args) {
   const FloatTag d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const std::int64_t block = 256 * lanes;   // lanes' sums go into a double: long rows keep f32's accuracy
+  const std::int64_t block = 256 * lanes;  // lanes' sums go into a double: long rows keep f32's accuracy
   const std::int64_t whole = args.dim / lanes * lanes;
   const Floats scale = hn::Set(d, static_cast<float>(args.scale));
   for (std::int64_t row = 0; row < args.rows; ++row) {

@@ -110,7 +110,8 @@ void merge(const MergeF32Args& args) {
     for (std::int64_t split = 0; split < args.splits; ++split) {
       const float* partial = args.partials[split] + first;
       if (partial[args.value_dim] == kNoKey) continue;
-      denominator += exp2(static_cast<double>(partial[args.value_dim]) - largest) * static_cast<double>(partial[args.value_dim + 1]);
+      denominator +=
+          exp2(static_cast<double>(partial[args.value_dim]) - largest) * static_cast<double>(partial[args.value_dim + 1]);
     }
     float* out = at(args.out, args.out_stride * t + args.out_head_stride * g);
     for (std::int64_t e = 0; e < args.value_dim; ++e) {

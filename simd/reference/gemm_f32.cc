@@ -11,7 +11,9 @@ namespace {
 // is the same as for the fast kernels.
 constexpr std::int64_t kPanelWidth = 4;
 
-std::int64_t padded(std::int64_t n) { return (n + kPanelWidth - 1) / kPanelWidth * kPanelWidth; }
+std::int64_t padded(std::int64_t n) {
+  return (n + kPanelWidth - 1) / kPanelWidth * kPanelWidth;
+}
 
 std::size_t packed_bytes(std::int64_t n, std::int64_t k) {
   return static_cast<std::size_t>(padded(n)) * static_cast<std::size_t>(k) * sizeof(float);

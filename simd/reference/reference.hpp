@@ -1,5 +1,5 @@
-// The portable kernels: scalar C++, double arithmetic on float storage, written to be seen to be right. They complete the kernel
-// table where no instruction set is known, and are what a doubtful result of a fast kernel is compared with first.
+// The portable kernels: scalar C++, double arithmetic on float storage, written to be seen to be right. They complete the
+// kernel table where no instruction set is known, and are what a doubtful result of a fast kernel is compared with first.
 #pragma once
 
 #include <cstddef>
