@@ -11,6 +11,30 @@ namespace {
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
+::testing::AssertionResult compare_run(const AttentionCase& test, const Runtime& runtime,
+                                       const oracle::AttentionResult& expected, const std::string& what) {
+  const std::string where = test.describe() + ", " + name(runtime.isa()) + ", threads " + std::to_string(runtime.threads()) +
+                            (what.empty() ? "" : ", ") + what;
+  try {
+    const AttentionPlan plan(test.spec, runtime);
+    fill(test.out, not_a_number);
+    fill(test.lse, not_a_number);
+    plan.run(test.inputs_with_lse());
+    if (auto result = attention_matches(expected, test.out, where); !result) return result << "\n" << plan.explain();
+    if (auto result = lse_matches(expected, test.lse, where); !result) return result << "\n" << plan.explain();
+    const Tensor with_lse = test.out.clone();
+    fill(test.out, not_a_number);
+    plan.run(test.inputs());
+    if (!same_bits(with_lse, test.out))
+      return ::testing::AssertionFailure() << where << ": asking for lse changes out: " << first_difference(with_lse, test.out);
+    if (!test.out.surroundings_intact()) return ::testing::AssertionFailure() << where << ": memory around out was written to";
+    if (!test.lse.surroundings_intact()) return ::testing::AssertionFailure() << where << ": memory around lse was written to";
+    return ::testing::AssertionSuccess();
+  } catch (const std::exception& error) {
+    return ::testing::AssertionFailure() << where << ": threw " << error.what();
+  }
+}
+
 }  // namespace
 
 AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t query_length,
@@ -111,27 +135,15 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
 }
 
 ::testing::AssertionResult run_and_compare(const AttentionCase& test, const Runtime& runtime, const std::string& what) {
-  const std::string where = test.describe() + ", " + name(runtime.isa()) + ", threads " + std::to_string(runtime.threads()) +
-                            (what.empty() ? "" : ", ") + what;
-  try {
-    const AttentionPlan plan(test.spec, runtime);
-    fill(test.out, not_a_number);
-    fill(test.lse, not_a_number);
-    plan.run(test.inputs_with_lse());
-    const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options());
-    if (auto result = attention_matches(expected, test.out, where); !result) return result << "\n" << plan.explain();
-    if (auto result = lse_matches(expected, test.lse, where); !result) return result << "\n" << plan.explain();
-    const Tensor with_lse = test.out.clone();
-    fill(test.out, not_a_number);
-    plan.run(test.inputs());
-    if (!same_bits(with_lse, test.out))
-      return ::testing::AssertionFailure() << where << ": asking for lse changes out: " << first_difference(with_lse, test.out);
-    if (!test.out.surroundings_intact()) return ::testing::AssertionFailure() << where << ": memory around out was written to";
-    if (!test.lse.surroundings_intact()) return ::testing::AssertionFailure() << where << ": memory around lse was written to";
-    return ::testing::AssertionSuccess();
-  } catch (const std::exception& error) {
-    return ::testing::AssertionFailure() << where << ": threw " << error.what();
-  }
+  return compare_run(test, runtime, oracle::attention(test.inputs(), test.options()), what);
+}
+
+::testing::AssertionResult run_everywhere(const AttentionCase& test, const std::string& what) {
+  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options());
+  for (const Isa isa : available_isas())
+    for (const int threads : {1, 2})
+      if (auto result = compare_run(test, runtime_on(isa, threads), expected, what); !result) return result;
+  return ::testing::AssertionSuccess();
 }
 
 Tensor run_fresh(const AttentionCase& test, const Runtime& runtime) {

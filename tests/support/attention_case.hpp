@@ -34,6 +34,9 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random);
 // Runs the case with and without lse and compares out and lse with the oracle, and both outs with each other bit for bit.
 ::testing::AssertionResult run_and_compare(const AttentionCase& test, const Runtime& runtime, const std::string& what = {});
 
+// The same on every instruction set of this machine, with one thread and with two; the oracle is asked once.
+::testing::AssertionResult run_everywhere(const AttentionCase& test, const std::string& what = {});
+
 // A fresh plan, one run; the result in a tensor of its own.
 Tensor run_fresh(const AttentionCase& test, const Runtime& runtime);
 

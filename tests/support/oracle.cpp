@@ -62,10 +62,15 @@ class Visibility {
 
   bool operator()(int64_t t, int64_t s) const {
     if (s >= length_) return false;
-    const int64_t diagonal = t + offset_;
-    if (mask_.causality != Causal::none && s > diagonal) return false;
-    if (mask_.window_left != Mask::unbounded && s < diagonal - mask_.window_left) return false;
-    if (mask_.window_right != Mask::unbounded && s > diagonal + mask_.window_right) return false;
+    // Wide enough for sums of any three 64-bit numbers.
+    const long double diagonal = static_cast<long double>(t) + static_cast<long double>(offset_);
+    if (mask_.causality != Causal::none && static_cast<long double>(s) > diagonal) return false;
+    if (mask_.window_left != Mask::unbounded &&
+        static_cast<long double>(s) < diagonal - static_cast<long double>(mask_.window_left))
+      return false;
+    if (mask_.window_right != Mask::unbounded &&
+        static_cast<long double>(s) > diagonal + static_cast<long double>(mask_.window_right))
+      return false;
     return !mask_.has_boolean || broadcast_element(inputs_.boolean_mask, batch_, head_, t, s) != 0;
   }
 

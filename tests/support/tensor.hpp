@@ -91,6 +91,12 @@ class Tensor {
   bool surroundings_intact() const;
   // The same shape, strides and bits in memory of its own.
   Tensor clone() const;
+  // The same memory through another view of it.
+  Tensor viewed(const TensorView& view) const {
+    Tensor other = *this;
+    other.view_ = view;
+    return other;
+  }
 
  private:
   void poison();

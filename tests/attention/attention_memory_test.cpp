@@ -1,0 +1,188 @@
+// Memory: steady state allocates nothing, a caller's workspace is enough, and running out of memory is an error like others.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "support/attention_case.hpp"
+#include "support/malloc_count.hpp"
+
+namespace polyhead::testing {
+namespace {
+
+class MemoryTest : public EveryIsa {
+ protected:
+  void SetUp() override {
+    if (!malloc_counting) GTEST_SKIP() << "allocations cannot be counted under a sanitizer or without glibc";
+  }
+  static std::vector<AttentionCase> cases() {
+    Random random(3);
+    std::vector<AttentionCase> all;
+    for (const std::int64_t query_length : {1, 3, 40, 150})
+      for (const Mask& mask :
+           {Mask::none(), Mask::causal(Causal::bottom_right) & Mask::key_lengths(), Mask::boolean() & Mask::bias(),
+            Mask::causal(Causal::offset) & Mask::offsets() & Mask::window(30, 4)})
+        all.push_back(make_case(attention_spec(3, 8, 2, query_length, 333, 20, 12, mask), random));
+    all.push_back(make_case(attention_spec(1, 4, 1, 1, 9000, 16, 16), random));
+    // Last dimensions that are not contiguous are packed, but not into memory of their own each time.
+    AttentionCase packed = make_case(attention_spec(2, 4, 2, 9, 50, 16, 16), random);
+    const Tensor* const contiguous[] = {&packed.query, &packed.key, &packed.value, &packed.out};
+    Tensor apart[4];
+    for (int i = 0; i < 4; ++i) {
+      const TensorView& view = *contiguous[i];
+      apart[i] = Tensor::ordered(DType::f32, {view.shape.begin(), view.shape.begin() + 4}, {0, 1, 3, 2});
+      copy(view, apart[i]);
+    }
+    packed.query = apart[0], packed.key = apart[1], packed.value = apart[2], packed.out = apart[3];
+    all.push_back(packed);
+    return all;
+  }
+};
+
+std::uint64_t allocations_of(const std::function<void()>& call, int times) {
+  const std::uint64_t before = allocations.load();
+  for (int i = 0; i < times; ++i) call();
+  return allocations.load() - before;
+}
+
+TEST(MallocCount, SeesEveryKindOfAllocation) {
+  if (!malloc_counting) GTEST_SKIP();
+  EXPECT_EQ(allocations_of([] { ::operator delete(::operator new(10)); }, 5), 5u);
+  EXPECT_EQ(allocations_of([] { ::operator delete (::operator new (64, std::align_val_t{64}), std::align_val_t{64}); }, 5), 5u);
+  EXPECT_EQ(allocations_of([] { std::free(std::calloc(3, 4)); }, 5), 5u);
+  EXPECT_EQ(allocations_of([] { std::free(std::aligned_alloc(64, 64)); }, 5), 5u);
+  fail_allocation_in = 1;
+  void* const failed = std::malloc(1);
+  void* const made = std::malloc(1);
+  EXPECT_EQ(failed, nullptr);
+  EXPECT_NE(made, nullptr);
+  std::free(made);
+}
+
+TEST_P(MemoryTest, SteadyStateAllocatesNothingWithOneThread) {
+  for (const AttentionCase& test : cases()) {
+    const AttentionPlan plan(test.spec, runtime(1));
+    const AttentionInputs inputs = test.inputs_with_lse();
+    plan.run(inputs);
+    EXPECT_EQ(allocations_of([&] { plan.run(inputs); }, 10), 0u) << test.describe();
+  }
+}
+
+TEST_P(MemoryTest, SteadyStateAllocatesNothingWithTwoThreads) {
+  for (const AttentionCase& test : cases()) {
+    const AttentionPlan plan(test.spec, runtime(2));
+    const AttentionInputs inputs = test.inputs_with_lse();
+    // A worker that joins for the first time sets itself up: the warm-up is long enough that all have.
+    std::uint64_t left = 0;
+    for (int attempt = 0; attempt < 20; ++attempt) {
+      left = allocations_of([&] { plan.run(inputs); }, 20);
+      if (left == 0) break;
+    }
+    EXPECT_EQ(left, 0u) << "twenty rounds of twenty runs, and each allocated; " << test.describe();
+  }
+}
+
+TEST_P(MemoryTest, SmallerShapesOfAPlanAllocateNothing) {
+  Random random(5);
+  const AttentionPlan plan(attention_spec(4, 4, 2, 50, 400, 16, 16, Mask::key_lengths()), runtime(1));
+  std::vector<AttentionCase> shapes;
+  for (const std::int64_t batch : {0, 1, 4})
+    for (const std::int64_t query_length : {0, 1, 17, 50})
+      for (const std::int64_t key_length : {0, 1, 65, 400})
+        shapes.push_back(make_case(attention_spec(batch, 4, 2, query_length, key_length, 16, 16, Mask::key_lengths()), random));
+  std::vector<AttentionInputs> inputs;
+  for (const AttentionCase& test : shapes) inputs.push_back(test.inputs());
+  plan.run(inputs.back());
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    EXPECT_EQ(allocations_of([&] { plan.run(inputs[i]); }, 2), 0u) << shapes[i].describe();
+}
+
+TEST_P(MemoryTest, ACallersWorkspaceIsAllThatARunNeeds) {
+  for (const AttentionCase& test : cases()) {
+    const AttentionPlan plan(test.spec, runtime(1));
+    const Tensor right = run_fresh(test, runtime(1));
+    const std::size_t bytes = (plan.workspace_bytes() + 63) / 64 * 64;
+    void* const workspace = std::aligned_alloc(64, bytes + 64);
+    RunOptions options;
+    options.workspace = workspace;
+    options.workspace_bytes = bytes;
+    const AttentionInputs inputs = test.inputs();
+    plan.run(inputs, options);
+    EXPECT_EQ(allocations_of([&] { plan.run(inputs, options); }, 5), 0u) << test.describe();
+    EXPECT_TRUE(same_bits(right, test.out)) << test.describe();
+    std::free(workspace);
+  }
+}
+
+TEST_P(MemoryTest, TheOneCallFunctionAllocatesNothingOnceItKnowsTheShape) {
+  Random random(7);
+  const AttentionCase test = make_case(attention_spec(2, 4, 2, 20, 60, 16, 16, Mask::causal(Causal::bottom_right)), random);
+  const AttentionInputs inputs = test.inputs();
+  const AttentionOptions options = test.options();
+  for (int i = 0; i < 3; ++i) attention(runtime(1), inputs, options);
+  EXPECT_EQ(allocations_of([&] { attention(runtime(1), inputs, options); }, 10), 0u);
+}
+
+// Each allocation that a call makes on its thread fails in turn: an error comes out, nothing is left behind, the next call is
+// right.
+TEST_P(MemoryTest, RunningOutOfMemoryIsAnErrorAndLeavesEverythingUsable) {
+  Random random(9);
+  for (const int threads : {1, 2}) {
+    const AttentionCase test = make_case(attention_spec(2, 4, 2, 40, 300, 16, 16, Mask::key_lengths()), random);
+    const Tensor right = run_fresh(test, runtime(threads));
+    const AttentionInputs inputs = test.inputs();
+    int failures = 0;
+    for (int nth = 1; nth < 2000; ++nth) {
+      bool failed = false;
+      fail_allocation_in = nth;
+      try {
+        const AttentionPlan plan(test.spec, runtime(threads));
+        plan.run(inputs);
+      } catch (const Error& error) {
+        failed = true;
+        fail_allocation_in = 0;
+        EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << error.what();
+      } catch (const std::bad_alloc&) {
+        failed = true;
+        fail_allocation_in = 0;
+        ADD_FAILURE() << "allocation " << nth << ": std::bad_alloc instead of Error";
+      }
+      const bool reached = fail_allocation_in == 0;
+      fail_allocation_in = 0;
+      failures += failed;
+      if (!reached) break;  // the call needs fewer allocations than this
+      EXPECT_TRUE(same_bits(right, run_fresh(test, runtime(threads)))) << "after failing allocation " << nth;
+    }
+    EXPECT_GT(failures, 0);
+  }
+}
+
+TEST_P(MemoryTest, RunningOutOfMemoryInARunLeavesThePlanUsable) {
+  Random random(11);
+  const AttentionCase test = make_case(attention_spec(2, 4, 2, 40, 300, 16, 16), random);
+  const Tensor right = run_fresh(test, runtime(1));
+  const AttentionInputs inputs = test.inputs();
+  for (int nth = 1; nth < 200; ++nth) {
+    const AttentionPlan plan(test.spec, runtime(1));
+    fail_allocation_in = nth;
+    try {
+      plan.run(inputs);
+    } catch (const Error& error) {
+      fail_allocation_in = 0;
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << error.what();
+    }
+    const bool reached = fail_allocation_in == 0;
+    fail_allocation_in = 0;
+    fill(test.out, 7.0);
+    plan.run(inputs);
+    EXPECT_TRUE(same_bits(right, test.out)) << "after failing allocation " << nth;
+    if (!reached) break;
+  }
+}
+
+POLYHEAD_INSTANTIATE_EVERY_ISA(MemoryTest);
+
+}  // namespace
+}  // namespace polyhead::testing

@@ -1,0 +1,159 @@
+// Random calls of every kind against the oracle. POLYHEAD_TEST_SEED chooses another sequence of calls (each has a seed of its
+// own, which a failure names), POLYHEAD_TEST_ITERATIONS how many: for hours, give it millions.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/attention_case.hpp"
+
+namespace polyhead::testing {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+// Small numbers most often, edges of blocks often, anything up to `most` at times.
+std::int64_t random_size(Random& random, std::int64_t most) {
+  const double kind = random.uniform();
+  std::int64_t size = 0;
+  if (kind < 0.5) {
+    size = random.integer(1, 20);
+  } else if (kind < 0.8) {
+    size = random.choice<std::int64_t>({16, 32, 48, 64, 96, 128, 256, 512, 1024}) + random.integer(-2, 2);
+  } else {
+    size = random.integer(1, most);
+  }
+  return std::min(size, most);
+}
+
+Mask random_mask(Random& random) {
+  Mask mask;
+  const double causal = random.uniform();
+  if (causal < 0.15) mask = Mask::causal(Causal::top_left);
+  if (causal > 0.7) mask = Mask::causal(Causal::bottom_right);
+  if (causal > 0.15 && causal < 0.25) mask = Mask::causal(Causal::offset) & Mask::offsets();
+  if (random.chance(0.2)) {
+    const auto side = [&] {
+      return random.chance(0.3) ? Mask::unbounded : random.chance(0.5) ? random.integer(0, 8) : random.integer(0, 200);
+    };
+    mask = mask & Mask::window(side(), side());
+    if (mask.causality == Causal::none && random.chance(0.3)) mask = mask & Mask::offsets();
+  }
+  if (random.chance(0.3)) mask = mask & Mask::key_lengths();
+  if (random.chance(0.25)) mask = mask & Mask::boolean();
+  if (random.chance(0.25)) mask = mask & Mask::bias();
+  return mask;
+}
+
+// The same values in another layout: order, padding, distance, direction, alignment. Inputs may also be kept as they are.
+Tensor random_layout(const Tensor& from, Random& random) {
+  if (random.chance(0.4)) return from;
+  const TensorView& view = from;
+  const std::vector<std::int64_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
+  std::vector<int> order;
+  for (int i = 0; i < view.rank; ++i) order.insert(order.begin() + static_cast<std::ptrdiff_t>(random.integer(0, i)), i);
+  if (random.chance(0.5)) {  // most callers keep the last dimension last
+    for (int i = 0; i < view.rank; ++i) order[static_cast<std::size_t>(i)] = i;
+    if (view.rank == 4 && random.chance(0.7)) std::swap(order[1], order[2]);
+  }
+  if (random.chance(0.2)) {
+    const bool plain = random.chance(0.5);
+    const Tensor memory(view.dtype, shape, plain ? Guard::before : Guard::behind);
+    copy(from, memory);
+    return memory;
+  }
+  const Tensor memory = Tensor::ordered(view.dtype, shape, order, random.chance(0.5) ? 0 : random.integer(0, 9),
+                                        random.chance(0.8) ? 1 : random.integer(2, 3));
+  TensorView turned = memory;
+  if (view.rank > 0 && random.chance(0.15)) turned = reversed(turned, static_cast<int>(random.integer(0, view.rank - 1)));
+  const Tensor result = memory.viewed(turned);
+  copy(from, result);
+  return result;
+}
+
+// Some dimensions of a mask or bias are 1 or missing.
+std::vector<std::int64_t> random_broadcast(const AttentionSpec& spec, Random& random) {
+  std::vector<std::int64_t> shape = {spec.batch, spec.heads, spec.query_length, spec.key_length};
+  for (std::int64_t& size : shape)
+    if (random.chance(0.3)) size = 1;
+  while (!shape.empty() && random.chance(0.2)) shape.erase(shape.begin());
+  return shape;
+}
+
+AttentionCase random_case(std::uint64_t seed) {
+  Random random(seed);
+  const std::int64_t kv_heads = random.integer(1, 4), group = random.chance(0.5) ? 1 : random.integer(1, 8);
+  AttentionSpec spec =
+      attention_spec(random.chance(0.05) ? 0 : random.integer(1, 3), kv_heads * group, kv_heads,
+                     random.chance(0.3)    ? random.integer(1, 4)
+                     : random.chance(0.02) ? 0
+                                           : random_size(random, 300),
+                     random.chance(0.02) ? 0 : random_size(random, 1500), random_size(random, 256), 0, random_mask(random));
+  spec.value_dim = random.chance(0.6) ? spec.head_dim : random_size(random, 256);
+  // What the oracle does in a blink.
+  const auto cost = [&] {
+    return spec.batch * spec.heads * spec.query_length * spec.key_length * (spec.head_dim + spec.value_dim);
+  };
+  while (cost() > 4000000) {
+    std::int64_t* const sizes[] = {&spec.batch, &spec.query_length, &spec.key_length, &spec.head_dim, &spec.value_dim};
+    std::int64_t& size = *sizes[random.integer(0, 4)];
+    if (size > 1) size = (size + 1) / 2;
+  }
+  if (random.chance(0.3)) spec.scale = random.chance(0.1) ? 0.0 : random.normal();
+  spec.length_invariant = random.chance(0.2);
+  AttentionCase test = make_case(spec, random);
+  if (random.chance(0.15)) fill_normal(test.query, random, random.choice({0.01, 8.0, 100.0}));
+  if (spec.mask.has_boolean) {
+    test.boolean_mask = Tensor(random.choice({DType::boolean, DType::u8}), random_broadcast(spec, random));
+    const double keep = random.choice({0.02, 0.5, 0.95});
+    fill(test.boolean_mask, [&] { return random.chance(keep) ? 1.0 : 0.0; });
+  }
+  if (spec.mask.has_bias) {
+    test.bias = Tensor(DType::f32, random_broadcast(spec, random));
+    const double shut = random.choice({0.0, 0.1, 0.9});
+    fill(test.bias, [&] { return random.chance(shut) ? -infinity : random.normal() * 3; });
+  }
+  // Poison in a few keys and values: visible or not, the oracle knows.
+  if (random.chance(0.2) && spec.batch > 0 && spec.key_length > 0)
+    for (std::int64_t i = random.integer(1, 4); i > 0; --i) {
+      const bool in_value = random.chance(0.5);
+      const Tensor& victim = in_value ? test.value : test.key;
+      const std::int64_t width = in_value ? spec.value_dim : spec.head_dim;
+      victim.set({random.integer(0, spec.batch - 1), random.integer(0, spec.kv_heads - 1),
+                  random.integer(0, spec.key_length - 1), random.integer(0, width - 1)},
+                 not_a_number);
+    }
+  for (Tensor* tensor : {&test.query, &test.key, &test.value, &test.out, &test.lse}) *tensor = random_layout(*tensor, random);
+  if (spec.mask.has_boolean) test.boolean_mask = random_layout(test.boolean_mask, random);
+  if (spec.mask.has_bias) test.bias = random_layout(test.bias, random);
+  return test;
+}
+
+TEST(AttentionProperty, RandomCallsMatchTheOracleOnEveryIsaWithTheSameBitsForAnyThreads) {
+  const std::int64_t seed = environment_integer("POLYHEAD_TEST_SEED", 20260730);
+  const std::int64_t iterations = environment_integer("POLYHEAD_TEST_ITERATIONS", 300);
+  std::printf("    POLYHEAD_TEST_SEED=%lld POLYHEAD_TEST_ITERATIONS=%lld\n", static_cast<long long>(seed),
+              static_cast<long long>(iterations));
+  Random seeds(static_cast<std::uint64_t>(seed));
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    // The first call's seed is the given one, so that POLYHEAD_TEST_ITERATIONS=1 repeats a failure.
+    const std::uint64_t own = i == 0 ? static_cast<std::uint64_t>(seed) : seeds.bits() >> 1;
+    const AttentionCase test = random_case(own);
+    const std::string where = "POLYHEAD_TEST_SEED=" + std::to_string(own) + " POLYHEAD_TEST_ITERATIONS=1, out " +
+                              test.out.view().describe() + ", key " + test.key.view().describe();
+    ASSERT_TRUE(run_everywhere(test, where));
+    for (const Isa isa : available_isas()) {
+      const Tensor one = run_fresh(test, runtime_on(isa, 1)), two = run_fresh(test, runtime_on(isa, 2));
+      ASSERT_TRUE(same_bits(one, two)) << "threads change bits: " << first_difference(one, two) << "; " << name(isa) << ", "
+                                       << test.describe() << ", " << where;
+    }
+  }
+  std::printf("    largest error: %.3f of the bound\n", take_worst_ratio());
+}
+
+}  // namespace
+}  // namespace polyhead::testing
