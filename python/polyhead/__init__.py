@@ -1,0 +1,46 @@
+"""Polyhead: fast multi-head attention for CPUs.
+
+    import polyhead
+    out = polyhead.scaled_dot_product_attention(query, key, value, is_causal=True)   # NumPy arrays or PyTorch tensors
+    vectors = polyhead.SentenceEncoder().encode(["a sentence", "another one"])
+
+The environment variable POLYHEAD_NUM_THREADS sets the number of threads, POLYHEAD_ISA forces an instruction set.
+"""
+
+from ._polyhead import (
+    BertEncoder,
+    CancelledError,
+    Error,
+    FileError,
+    InternalError,
+    InvalidArgumentError,
+    OutOfMemoryError,
+    UnsupportedError,
+    __version__,
+    get_num_threads,
+    scaled_dot_product_attention,
+    set_num_threads,
+)
+from ._information import info
+from .multi_head_attention import MultiHeadAttention
+from .sentence_encoder import SentenceEncoder
+from .torch_multi_head_attention import TorchMultiHeadAttention
+
+__all__ = [
+    "BertEncoder",
+    "CancelledError",
+    "Error",
+    "FileError",
+    "InternalError",
+    "InvalidArgumentError",
+    "MultiHeadAttention",
+    "OutOfMemoryError",
+    "SentenceEncoder",
+    "TorchMultiHeadAttention",
+    "UnsupportedError",
+    "__version__",
+    "get_num_threads",
+    "info",
+    "scaled_dot_product_attention",
+    "set_num_threads",
+]

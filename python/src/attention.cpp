@@ -1,0 +1,172 @@
+// scaled_dot_product_attention.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+#include <string>
+
+#include "attention_geometry.hpp"
+#include "attention_operands.hpp"
+#include "borrowed_array.hpp"
+#include "default_runtime.hpp"
+#include "errors.hpp"
+#include "modules.hpp"
+#include "polyhead/attention.hpp"
+
+namespace polyhead::python {
+
+namespace {
+
+// The last three dimensions of an array as [batch, heads, rows, columns]; the batch is filled in by BatchWalk. A missing or
+// single head that is spread over `heads` gets stride 0.
+TensorView inner_view(const TensorView& view, std::int64_t heads) {
+  TensorView result;
+  result.data = view.data;
+  result.dtype = view.dtype;
+  result.rank = 4;
+  result.shape[0] = 1;
+  const bool has_heads = view.rank >= 3 && view.shape[view.rank - 3] != 1;
+  result.shape[1] = heads;
+  result.strides[1] = has_heads ? view.strides[view.rank - 3] : 0;
+  for (int i = 2; i < 4; ++i) {
+    const int source = view.rank - 4 + i;   // a mask may have fewer than two dimensions
+    result.shape[i] = source >= 0 ? view.shape[source] : 1;
+    result.strides[i] = source >= 0 ? view.strides[source] : 0;
+  }
+  return result;
+}
+
+TensorView mask_view(const AttentionGeometry& geometry, const TensorView& mask) {
+  const std::int64_t expected[] = {geometry.heads, geometry.query_length, geometry.key_length};
+  if (mask.rank > geometry.batch_rank + 3) {
+    throw invalid("attn_mask: has " + std::to_string(mask.rank) + " dimensions, expected at most " +
+                  std::to_string(geometry.batch_rank + 3) + ", as many as the inputs");
+  }
+  for (int i = 1; i <= 3 && i <= mask.rank; ++i) {
+    const std::int64_t size = mask.shape[mask.rank - i];
+    if (size == 1 || size == expected[3 - i]) continue;
+    throw invalid("attn_mask: is " + describe_array(mask) + ", expected it to broadcast to [..., " + std::to_string(expected[0]) +
+                  ", " + std::to_string(expected[1]) + ", " + std::to_string(expected[2]) + "] (heads, query length, key length)");
+  }
+  return inner_view(mask, mask.rank >= 3 ? mask.shape[mask.rank - 3] : 1);
+}
+
+// Key lengths have one number a batch item: the batch dimensions' shape, with or without a last dimension of 1.
+TensorView lengths_view(const AttentionGeometry& geometry, const TensorView& lengths, TensorView::Dims& strides) {
+  TensorView outer = lengths;
+  const bool extra = outer.rank > 0 && outer.rank == geometry.batch_rank + 1 && outer.shape[outer.rank - 1] == 1;
+  if (extra) --outer.rank;
+  strides = geometry.batch_strides(outer, 0, "key_lengths");
+  TensorView result;
+  result.data = lengths.data;
+  result.dtype = lengths.dtype;
+  result.rank = 1;
+  return result;
+}
+
+void expect_shape(const TensorView& out, const AttentionGeometry& geometry) {
+  const TensorView::Dims expected = geometry.output_shape();
+  bool equal = out.rank == geometry.output_rank;
+  for (int i = 0; i < geometry.output_rank && equal; ++i) equal = out.shape[i] == expected[i];
+  if (equal) return;
+  TensorView wanted;
+  wanted.rank = geometry.output_rank;
+  wanted.shape = expected;
+  throw invalid("out: is " + describe_array(out) + ", expected " + describe_array(wanted));
+}
+
+nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_array, nb::handle value_array, nb::handle attn_mask,
+                                        double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa,
+                                        nb::handle key_lengths, nb::handle out_array) {
+  if (dropout_p != 0) {
+    throw Error(ErrorCode::unsupported, "dropout_p: is " + std::to_string(dropout_p) + ", expected 0 (Polyhead runs inference only)");
+  }
+  if (is_causal && !attn_mask.is_none()) {
+    throw invalid("attn_mask: is given together with is_causal=True, expected only one of them");
+  }
+  const BorrowedArray query(query_array, "query"), key(key_array, "key"), value(value_array, "value");
+  expect_f32(query, "query");
+  expect_f32(key, "key");
+  expect_f32(value, "value");
+  const AttentionGeometry geometry(query.view(), key.view(), value.view(), enable_gqa);
+  const std::optional<BorrowedArray> mask = borrow_mask(attn_mask);
+  const std::optional<BorrowedArray> lengths = borrow_key_lengths(key_lengths);
+
+  nb::object result = nb::borrow(out_array);
+  if (out_array.is_none()) {
+    const TensorView::Dims shape = geometry.output_shape();
+    result = new_f32_array(query.framework(), geometry.output_rank, shape.data());
+  }
+  const BorrowedArray out(result, "out", Access::write);
+  expect_f32(out, "out");
+  expect_shape(out.view(), geometry);
+
+  AttentionOptions options;
+  options.scale = scale;
+  if (is_causal) options.mask.causality = Causal::top_left;
+  AttentionInputs inputs;
+  inputs.query = inner_view(query.view(), geometry.heads);
+  inputs.key = inner_view(key.view(), geometry.kv_heads);
+  inputs.value = inner_view(value.view(), geometry.kv_heads);
+  inputs.out = inner_view(out.view(), geometry.heads);
+  BatchWalk walk(geometry.batch_rank, geometry.batch_shape);
+  walk.add(&inputs.query, geometry.batch_strides(query.view(), 3, "query"));
+  walk.add(&inputs.key, geometry.batch_strides(key.view(), 3, "key"));
+  walk.add(&inputs.value, geometry.batch_strides(value.view(), 3, "value"));
+  walk.add(&inputs.out, geometry.batch_strides(out.view(), 3, "out"));
+  TensorView* given_mask = nullptr;
+  if (mask) {
+    const bool boolean = mask->view().dtype == DType::boolean;
+    (boolean ? options.mask.has_boolean : options.mask.has_bias) = true;
+    given_mask = boolean ? &inputs.boolean_mask : &inputs.bias;
+    *given_mask = mask_view(geometry, mask->view());
+    walk.add(given_mask, geometry.batch_strides(mask->view(), 3, "attn_mask"));
+  }
+  if (lengths) {
+    options.mask.has_key_lengths = true;
+    TensorView::Dims strides;
+    inputs.key_lengths = lengths_view(geometry, lengths->view(), strides);
+    walk.add(&inputs.key_lengths, strides);
+  }
+  walk.begin();
+  // One mask for all items is told as a batch of 1, which lets the library classify its tiles once.
+  if (given_mask != nullptr && given_mask->strides[0] == 0 && given_mask->shape[0] > 1) given_mask->shape[0] = 1;
+
+  const Runtime runtime = default_runtime();
+  {
+    const nb::gil_scoped_release release;
+    do {
+      attention(runtime, inputs, options);
+    } while (walk.next());
+  }
+  return result;
+}
+
+constexpr const char* documentation =
+    R"(softmax(scale * query @ key^T + mask) @ value, as torch.nn.functional.scaled_dot_product_attention defines it.
+
+query: float32 [..., heads, L, D]; key: [..., heads, S, D]; value: [..., heads, S, E]. NumPy arrays or PyTorch tensors on the
+CPU, with any strides and any number (0 included) of leading dimensions, which broadcast. They are read in place.
+attn_mask: broadcastable to [..., heads, L, S]; bool (True = attend) or floating point (added to the scores).
+dropout_p: 0, nothing else. is_causal: query t sees keys s <= t; excludes attn_mask. scale: 1 / sqrt(D) unless given.
+enable_gqa: key and value may have fewer heads, a divisor of query's; otherwise as many, or 1.
+key_lengths: int32 or int64, one for each batch item: keys from there on do not exist. Combines with every mask.
+out: float32 [..., heads, L, E], written to and returned; must not overlap an input. Without it a new array is made, a
+PyTorch tensor when query is one, else a NumPy array.
+
+A query that may attend to no key gives zeros. Raises TypeError for data types and objects that are not served, and
+subclasses of polyhead.Error (InvalidArgumentError is a ValueError too), naming the argument.)";
+
+}  // namespace
+
+void register_attention(nb::module_& module) {
+  module.def("scaled_dot_product_attention", &scaled_dot_product_attention,
+             nb::sig("def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, "
+                     "scale=None, enable_gqa=False, *, key_lengths=None, out=None)"),
+             nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(),
+             nb::arg("attn_mask") = nb::none(), nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false,
+             nb::arg("scale") = nb::none(), nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(),
+             nb::arg("out") = nb::none(), documentation);
+}
+
+}  // namespace polyhead::python

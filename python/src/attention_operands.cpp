@@ -1,0 +1,45 @@
+#include "attention_operands.hpp"
+
+#include <string>
+
+#include "errors.hpp"
+
+namespace polyhead::python {
+
+std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask) {
+  if (attn_mask.is_none()) return std::nullopt;
+  std::optional<BorrowedArray> mask(std::in_place, attn_mask, "attn_mask");
+  switch (mask->view().dtype) {
+    case DType::boolean:
+    case DType::f32: return mask;
+    case DType::f64:
+    case DType::f16:
+    case DType::bf16: mask->convert_to_f32(); return mask;
+    default:
+      throw_type_error(std::string("attn_mask: data type is ") + python_name(mask->view().dtype) +
+                       ", expected bool (True = attend) or a floating-point type (added to the scores)");
+  }
+}
+
+std::optional<BorrowedArray> borrow_key_lengths(nb::handle key_lengths) {
+  if (key_lengths.is_none()) return std::nullopt;
+  std::optional<BorrowedArray> lengths;
+  if (PyList_Check(key_lengths.ptr()) || PyTuple_Check(key_lengths.ptr()) || PyLong_Check(key_lengths.ptr())) {
+    lengths.emplace(nb::module_::import_("numpy").attr("asarray")(key_lengths), "key_lengths");
+  } else {
+    lengths.emplace(key_lengths, "key_lengths");
+  }
+  const DType dtype = lengths->view().dtype;
+  if (dtype != DType::i32 && dtype != DType::i64) {
+    throw_type_error(std::string("key_lengths: data type is ") + python_name(dtype) + ", expected int32 or int64");
+  }
+  return lengths;
+}
+
+void expect_f32(const BorrowedArray& array, const char* argument) {
+  if (array.view().dtype == DType::f32) return;
+  throw_type_error(std::string(argument) + ": data type is " + python_name(array.view().dtype) +
+                   ", expected float32 (the data type that this version computes in)");
+}
+
+}  // namespace polyhead::python

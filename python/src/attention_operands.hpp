@@ -1,0 +1,23 @@
+// The optional operands that every attention-like function takes: a mask and key lengths.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+
+#include "borrowed_array.hpp"
+#include "polyhead/mask.hpp"
+
+namespace polyhead::python {
+
+// attn_mask: bool (true = attend) or float (added to the scores; f64, f16 and bf16 are converted to f32). None: nothing.
+// Errors: TypeError for another element type.
+std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask);
+
+// key_lengths: integers (int32 or int64), an array or a Python sequence. None: nothing. Errors: TypeError.
+std::optional<BorrowedArray> borrow_key_lengths(nb::handle key_lengths);
+
+// TypeError unless the array is f32.
+void expect_f32(const BorrowedArray& array, const char* argument);
+
+}  // namespace polyhead::python

@@ -1,0 +1,12 @@
+// The parts of the module _polyhead, each registered by its own file.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace polyhead::python {
+
+void register_attention(nanobind::module_& module);
+void register_multi_head_attention(nanobind::module_& module);
+void register_bert(nanobind::module_& module);
+
+}  // namespace polyhead::python

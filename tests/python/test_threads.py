@@ -1,0 +1,120 @@
+"""Threads: ours, Python's, and the interpreter lock."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import polyhead
+import pytest
+
+sdpa = polyhead.scaled_dot_product_attention
+
+
+@pytest.fixture
+def restored_threads():
+    before = polyhead.get_num_threads()
+    yield
+    polyhead.set_num_threads(before)
+
+
+def test_same_bits_for_any_number_of_threads(generator, restored_threads):
+    query, key, value = (generator.standard_normal((2, 4, 130, 64), np.float32) for _ in range(3))
+    results = []
+    for threads in (1, 2, 3, 8):
+        polyhead.set_num_threads(threads)
+        assert polyhead.get_num_threads() == threads == polyhead.info()["threads"]
+        results.append(sdpa(query, key, value, is_causal=True).tobytes())
+    assert len(set(results)) == 1
+
+
+def test_eight_python_threads(generator):
+    """Different shapes at once, with inputs that need conversion, each equal to its serial result."""
+    calls = []
+    for index in range(8):
+        shape = (1 + index % 3, 4, 10 + 17 * index, 32)
+        query, key, value = (generator.standard_normal(shape, np.float32) for _ in range(3))
+        mask = generator.standard_normal((shape[2], shape[2]))  # float64
+        calls.append((query.astype(">f4"), key, value, mask))
+    expected = [sdpa(*call).tobytes() for call in calls]
+    wrong = []
+
+    def work(index):
+        for _ in range(40):
+            if sdpa(*(array.copy() for array in calls[index])).tobytes() != expected[index]:
+                wrong.append(index)
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_threads_change_while_others_compute(generator, restored_threads):
+    query = generator.standard_normal((1, 4, 64, 32), np.float32)
+    expected = sdpa(query, query, query).tobytes()
+    stop = threading.Event()
+    wrong = []
+
+    def work():
+        while not stop.is_set():
+            if sdpa(query, query, query).tobytes() != expected:
+                wrong.append(1)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for round_number in range(20):
+        polyhead.set_num_threads(1 + round_number % 3)
+        time.sleep(0.002)
+    stop.set()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_another_thread_makes_progress(generator, restored_threads):
+    """During one long call a second Python thread counts on; holding the lock would stop it dead."""
+    polyhead.set_num_threads(1)
+    query = generator.standard_normal((1, 16, 2048, 64), np.float32)
+    ticks, running = [], threading.Event()
+
+    def count():
+        running.set()
+        while running.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    start = time.perf_counter()
+    sdpa(query, query, query)
+    end = time.perf_counter()
+    running.clear()
+    counter.join()
+    inside = [tick for tick in ticks if start + 0.1 * (end - start) < tick < end - 0.1 * (end - start)]
+    assert end - start > 0.02, "the call is too short to show anything"
+    assert len(inside) >= 3
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_number_of_threads_from_the_environment():
+    code = "import polyhead; print(polyhead.get_num_threads())"
+    assert run_python(code, POLYHEAD_NUM_THREADS="3").stdout == "3\n"
+    for wrong in ("0", "many", "2x"):
+        result = run_python(code, POLYHEAD_NUM_THREADS=wrong)
+        assert result.returncode == 1 and "InvalidArgumentError: POLYHEAD_NUM_THREADS" in result.stderr
+
+
+def test_default_threads_respect_the_affinity_mask():
+    code = "import os, polyhead; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(polyhead.get_num_threads())"
+    assert run_python(code, POLYHEAD_NUM_THREADS="").stdout == "1\n"
