@@ -26,16 +26,19 @@ void register_peaks(const SuiteOptions& options) {
     const PeakKernel* const kernel = peak_kernel(isa);
     if (kernel == nullptr) continue;
     const std::string suffix = std::string("/") + name(isa);
-    benchmark::RegisterBenchmark(("peak/multiply_add" + suffix).c_str(),
-                                 [kernel](benchmark::State& state) { multiply_add(state, *kernel); });
+    benchmark::RegisterBenchmark(("peak/multiply_add" + suffix).c_str(), [kernel](benchmark::State& state) {
+      multiply_add(state, *kernel);
+    })->UseRealTime();
     struct Level {
       const char* name;
       std::size_t bytes;
     };
     for (const Level level :
          {Level{"16KB", 16u << 10}, Level{"256KB", 256u << 10}, Level{"8MB", 8u << 20}, Level{"512MB", 512u << 20}}) {
-      benchmark::RegisterBenchmark(("peak/read/" + std::string(level.name) + suffix).c_str(),
-                                   [kernel, level](benchmark::State& state) { read(state, *kernel, level.bytes); });
+      benchmark::RegisterBenchmark(("peak/read/" + std::string(level.name) + suffix).c_str(), [kernel,
+                                                                                               level](benchmark::State& state) {
+        read(state, *kernel, level.bytes);
+      })->UseRealTime();
     }
   }
 }
