@@ -1,0 +1,295 @@
+// One batch item and kv head for the attention kernels' tests: operands in guarded memory, the answer in float64 straight from
+// the formula, and the comparison with it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/guarded.hpp"
+#include "simd/contract/attention.hpp"
+
+namespace polyhead::test {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+struct AttentionShape {
+  std::int64_t queries = 1, group = 1, keys = 1, head_dim = 1, value_dim = 1;
+  double scale = 0.125;
+  std::int64_t visible_begin = simd::AttentionF32Args::unbounded_begin;
+  std::int64_t visible_end = simd::AttentionF32Args::unbounded_end;
+  std::int64_t gap = 0;          // floats between rows of every operand
+  bool heads_outside = false;    // [group][queries][...] instead of [queries][group][...]
+
+  std::int64_t rows() const { return queries * group; }
+  std::string text() const {
+    std::string s = "T " + std::to_string(queries) + " group " + std::to_string(group) + " S " + std::to_string(keys) + " D " +
+                    std::to_string(head_dim) + " E " + std::to_string(value_dim) + " scale " + std::to_string(scale);
+    if (visible_begin != simd::AttentionF32Args::unbounded_begin) s += " from t" + std::to_string(visible_begin);
+    if (visible_end != simd::AttentionF32Args::unbounded_end) s += " to t" + std::to_string(visible_end);
+    return s + (gap ? " gap " + std::to_string(gap) : "") + (heads_outside ? " heads outside" : "");
+  }
+};
+
+// [queries][group] rows of `columns` floats with the shape's layout.
+struct RowLayout {
+  RowLayout(const AttentionShape& shape, std::int64_t columns_) : columns(columns_) {
+    const std::int64_t pitch = (columns + shape.gap) * 4;
+    stride = shape.heads_outside ? pitch : pitch * shape.group;
+    head_stride = shape.heads_outside ? pitch * shape.queries : pitch;
+    count = static_cast<std::size_t>((shape.rows() - 1) * (columns + shape.gap) + columns);
+  }
+  std::size_t at(std::int64_t t, std::int64_t g) const { return static_cast<std::size_t>((t * stride + g * head_stride) / 4); }
+  std::int64_t columns;
+  std::ptrdiff_t stride, head_stride;
+  std::size_t count;
+};
+
+// An operand over [query, head of the group, key] with any dimension broadcast, and keys `key_step` elements apart.
+template <class T>
+struct Broadcast {
+  Broadcast(const AttentionShape& shape, bool over_queries, bool over_heads, bool over_keys, std::int64_t key_step = 1) {
+    const std::int64_t size = sizeof(T);
+    const std::int64_t keys = over_keys ? (shape.keys - 1) * key_step + 1 : 1;
+    key_stride = over_keys ? key_step * size : 0;
+    head_stride = over_heads ? keys * size : 0;
+    stride = over_queries ? keys * size * (over_heads ? shape.group : 1) : 0;
+    values = std::make_unique<Guarded<T>>(
+        static_cast<std::size_t>(keys * (over_heads ? shape.group : 1) * (over_queries ? shape.queries : 1)));
+  }
+  T& at(std::int64_t t, std::int64_t g, std::int64_t s) {
+    return (*values)[static_cast<std::size_t>((t * stride + g * head_stride + s * key_stride) / static_cast<std::int64_t>(sizeof(T)))];
+  }
+  const T& at(std::int64_t t, std::int64_t g, std::int64_t s) const { return const_cast<Broadcast*>(this)->at(t, g, s); }
+  std::unique_ptr<Guarded<T>> values;
+  std::ptrdiff_t stride, head_stride, key_stride;
+};
+
+class AttentionProblem {
+ public:
+  AttentionProblem(const AttentionShape& shape_, std::uint32_t seed, double query_size = 1.0)
+      : shape(shape_),
+        query_layout(shape, shape.head_dim),
+        out_layout(shape, shape.value_dim),
+        query(query_layout.count),
+        key(static_cast<std::size_t>((shape.keys - 1) * (shape.head_dim + shape.gap) + shape.head_dim)),
+        value(static_cast<std::size_t>((shape.keys - 1) * (shape.value_dim + shape.gap) + shape.value_dim)) {
+    query.fill_random(seed, -1.7 * query_size, 1.7 * query_size);
+    key.fill_random(seed + 1, -1.7, 1.7);
+    value.fill_random(seed + 2, -1.7, 1.7);
+  }
+
+  float& key_at(std::int64_t s, std::int64_t d) { return key[static_cast<std::size_t>(s * (shape.head_dim + shape.gap) + d)]; }
+  float& value_at(std::int64_t s, std::int64_t e) {
+    return value[static_cast<std::size_t>(s * (shape.value_dim + shape.gap) + e)];
+  }
+  float& query_at(std::int64_t t, std::int64_t g, std::int64_t d) {
+    return query[query_layout.at(t, g) + static_cast<std::size_t>(d)];
+  }
+
+  bool allowed(std::int64_t t, std::int64_t g, std::int64_t s) const {
+    if (s < t + shape.visible_begin || s >= t + shape.visible_end) return false;
+    if (mask && mask->at(t, g, s) == 0) return false;
+    return !(bias && bias->at(t, g, s) == -kInfinity);
+  }
+
+  struct Row {
+    std::vector<double> out;
+    double lse = -std::numeric_limits<double>::infinity();
+    double tolerance = 0;  // of an element of out
+    bool empty = true;
+  };
+
+  // The formula, in float64, over the keys that the row may see.
+  Row expected(std::int64_t t, std::int64_t g) {
+    Row row;
+    row.out.assign(static_cast<std::size_t>(shape.value_dim), 0.0);
+    std::vector<double> score(static_cast<std::size_t>(shape.keys));
+    double max = -std::numeric_limits<double>::infinity(), condition = 0, largest_value = 0, sum = 0;
+    for (std::int64_t s = 0; s < shape.keys; ++s) {
+      if (!allowed(t, g, s)) continue;
+      double dot = 0, magnitude = 0;
+      for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+        const double product = static_cast<double>(query_at(t, g, d)) * key_at(s, d);
+        dot += product;
+        magnitude += std::fabs(product);
+      }
+      double x = shape.scale * dot;
+      if (bias) x += bias->at(t, g, s);
+      score[static_cast<std::size_t>(s)] = x;
+      if (std::isnan(x)) max = x;
+      if (!(x <= max) && !std::isnan(max)) max = x;
+      condition = std::max({condition, std::fabs(shape.scale) * magnitude, std::fabs(x)});
+      row.empty = false;
+    }
+    if (row.empty) return row;
+    for (std::int64_t s = 0; s < shape.keys; ++s) {
+      if (!allowed(t, g, s)) continue;
+      const double weight = std::exp(score[static_cast<std::size_t>(s)] - max);
+      sum += weight;
+      for (std::int64_t e = 0; e < shape.value_dim; ++e) {
+        row.out[static_cast<std::size_t>(e)] += weight * value_at(s, e);
+        largest_value = std::max(largest_value, static_cast<double>(std::fabs(value_at(s, e))));
+      }
+    }
+    for (double& x : row.out) x /= sum;
+    row.lse = max + std::log(sum);
+    row.tolerance = largest_value * (2e-6 + 0x1p-22 * condition);
+    return row;
+  }
+
+  struct Result {
+    std::vector<float> out;  // [row][value_dim]
+    std::vector<float> lse;  // [row]
+  };
+
+  simd::AttentionF32Args arguments(std::int64_t row_begin, std::int64_t row_end) {
+    simd::AttentionF32Args args;
+    args.query = query.data();
+    args.query_stride = query_layout.stride;
+    args.query_head_stride = query_layout.head_stride;
+    args.key = key.data();
+    args.key_stride = (shape.head_dim + shape.gap) * 4;
+    args.value = value.data();
+    args.value_stride = (shape.value_dim + shape.gap) * 4;
+    args.group = shape.group;
+    args.row_begin = row_begin;
+    args.row_end = row_end;
+    args.key_end = shape.keys;
+    args.head_dim = shape.head_dim;
+    args.value_dim = shape.value_dim;
+    args.scale = shape.scale;
+    args.visible_begin = shape.visible_begin;
+    args.visible_end = shape.visible_end;
+    if (mask) {
+      args.boolean_mask = mask->values->data();
+      args.mask_stride = mask->stride;
+      args.mask_head_stride = mask->head_stride;
+      args.mask_key_stride = mask->key_stride;
+    }
+    if (bias) {
+      args.bias = bias->values->data();
+      args.bias_stride = bias->stride;
+      args.bias_head_stride = bias->head_stride;
+      args.bias_key_stride = bias->key_stride;
+    }
+    return args;
+  }
+
+  // Runs rows [row_begin, row_end) and returns just these.
+  Result run(const simd::AttentionKernel& kernel, std::int64_t row_begin, std::int64_t row_end, bool with_lse = true) {
+    Guarded<float> out(out_layout.count);
+    Guarded<float> lse(static_cast<std::size_t>(shape.rows()));
+    Guarded<unsigned char> scratch(kernel.scratch_bytes(shape.head_dim, shape.value_dim, shape.keys), 64);
+    simd::AttentionF32Args args = arguments(row_begin, row_end);
+    args.out = out.data();
+    args.out_stride = out_layout.stride;
+    args.out_head_stride = out_layout.head_stride;
+    args.lse = with_lse ? lse.data() : nullptr;
+    args.lse_stride = shape.group * 4;
+    args.lse_head_stride = 4;
+    args.scratch = scratch.data();
+    kernel.run(args);
+    return collect(out, lse, row_begin, row_end);
+  }
+  Result run(const simd::AttentionKernel& kernel) { return run(kernel, 0, shape.rows()); }
+
+  // The same through partial results: keys split at multiples of `split`, merged.
+  Result run_split(const simd::AttentionKernel& kernel, const simd::MergeKernel& merge, std::int64_t split) {
+    Guarded<float> out(out_layout.count);
+    Guarded<float> lse(static_cast<std::size_t>(shape.rows()));
+    std::vector<std::unique_ptr<Guarded<float>>> parts;
+    std::vector<const float*> pointers;
+    for (std::int64_t begin = 0; begin < shape.keys; begin += split) {
+      const std::int64_t end = std::min(shape.keys, begin + split);
+      Guarded<unsigned char> scratch(kernel.scratch_bytes(shape.head_dim, shape.value_dim, end - begin), 64);
+      parts.push_back(std::make_unique<Guarded<float>>(static_cast<std::size_t>(shape.rows() * (shape.value_dim + 2))));
+      simd::AttentionF32Args args = arguments(0, shape.rows());
+      args.key_begin = begin;
+      args.key_end = end;
+      args.partial = parts.back()->data();
+      args.scratch = scratch.data();
+      kernel.run(args);
+      pointers.push_back(parts.back()->data());
+    }
+    simd::MergeF32Args args;
+    args.partials = pointers.data();
+    args.splits = static_cast<std::int64_t>(pointers.size());
+    args.row_end = shape.rows();
+    args.group = shape.group;
+    args.value_dim = shape.value_dim;
+    args.out = out.data();
+    args.out_stride = out_layout.stride;
+    args.out_head_stride = out_layout.head_stride;
+    args.lse = lse.data();
+    args.lse_stride = shape.group * 4;
+    args.lse_head_stride = 4;
+    merge.run(args);
+    return collect(out, lse, 0, shape.rows());
+  }
+
+  // Compares with the formula: rows without a key are exactly 0, NaN is where the formula has it, the rest is within the
+  // tolerance. Reports the worst element of the first row that is wrong.
+  void expect_right(const Result& result, const std::string& what) {
+    for (std::int64_t row = 0; row < shape.rows(); ++row) {
+      const std::int64_t t = row / shape.group, g = row % shape.group;
+      const Row want = expected(t, g);
+      const float* out = result.out.data() + row * shape.value_dim;
+      const float lse = result.lse[static_cast<std::size_t>(row)];
+      double worst = 0;
+      for (std::int64_t e = 0; e < shape.value_dim; ++e) {
+        const double right = want.out[static_cast<std::size_t>(e)];
+        if (std::isnan(right) && std::isnan(out[e])) continue;
+        if (std::isinf(right) && static_cast<double>(out[e]) == right) continue;
+        if (want.empty && bits_of(out[e]) != 0) worst = kInfinity;
+        const double error = std::fabs(out[e] - right);
+        if (!(error <= worst)) worst = std::isnan(error) ? kInfinity : error;
+      }
+      bool lse_right = want.empty ? lse == -kInfinity : std::isnan(want.lse) ? std::isnan(lse) : true;
+      // Beyond 2e38 a score in log2 units is at the end of the float range, and so is the lse.
+      if (std::fabs(want.lse) > 2e38) lse_right = std::isfinite(lse) && std::fabs(lse) > 2e38;
+      if (std::fabs(want.lse) <= 2e38) {
+        lse_right = std::fabs(lse - want.lse) <= 4e-6 + 0x1p-21 * std::fabs(want.lse) + want.tolerance;
+      }
+      if (worst > want.tolerance || !lse_right) {
+        ADD_FAILURE() << what << ": " << shape.text() << ", row t " << t << " g " << g << (want.empty ? " (empty)" : "")
+                      << ": worst error " << worst << ", allowed " << want.tolerance << "; lse " << lse << ", right " << want.lse;
+        return;
+      }
+    }
+  }
+
+  AttentionShape shape;
+  RowLayout query_layout, out_layout;
+  Guarded<float> query, key, value;
+  std::optional<Broadcast<std::uint8_t>> mask;
+  std::optional<Broadcast<float>> bias;
+
+ private:
+  Result collect(const Guarded<float>& out, const Guarded<float>& lse, std::int64_t row_begin, std::int64_t row_end) const {
+    Result result;
+    for (std::int64_t row = row_begin; row < row_end; ++row) {
+      const float* from = out.data() + out_layout.at(row / shape.group, row % shape.group);
+      result.out.insert(result.out.end(), from, from + shape.value_dim);
+      result.lse.push_back(lse[static_cast<std::size_t>(row)]);
+    }
+    return result;
+  }
+};
+
+inline void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b, const std::string& what) {
+  ASSERT_EQ(a.size(), b.size()) << what;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(bits_of(a[i]), bits_of(b[i])) << what << ", element " << i << ": " << a[i] << " and " << b[i];
+  }
+}
+
+}  // namespace polyhead::test
