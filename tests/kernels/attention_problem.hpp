@@ -255,7 +255,7 @@ class AttentionProblem {
       }
       bool lse_right = want.empty ? lse == -kInfinity : std::isnan(want.lse) ? std::isnan(lse) : true;
       // Beyond 2e38 a score in log2 units is at the end of the float range, and so is the lse.
-      if (std::fabs(want.lse) > 2e38) lse_right = std::isfinite(lse) && std::fabs(lse) > 2e38;
+      if (std::isfinite(want.lse) && std::fabs(want.lse) > 2e38) lse_right = std::isfinite(lse) && std::fabs(lse) > 2e38;
       if (std::fabs(want.lse) <= 2e38) {
         lse_right = std::fabs(lse - want.lse) <= 4e-6 + 0x1p-21 * std::fabs(want.lse) + want.tolerance;
       }
