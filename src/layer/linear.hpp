@@ -1,0 +1,54 @@
+// Linear: y = activation(x W' + b) + residual with W packed once for the chosen instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "graph/task_graph.hpp"
+#include "platform/aligned_memory.hpp"
+#include "polyhead/tensor.hpp"
+#include "simd/contract/gemm.hpp"
+
+namespace polyhead::layer {
+
+class Linear {
+ public:
+  struct Part {
+    TensorView weight;  // f32 [out features, in features], any strides
+    TensorView bias;    // f32 [out features] or empty
+  };
+  // One product's operands: rows are bytes apart, columns contiguous.
+  struct Rows {
+    const float* x = nullptr;
+    std::ptrdiff_t x_stride = 0;
+    float* y = nullptr;
+    std::ptrdiff_t y_stride = 0;
+    std::int64_t count = 0;
+    const float* residual = nullptr;  // may be y
+    std::ptrdiff_t residual_stride = 0;
+  };
+
+  Linear() = default;
+  // Several parts are stacked: their output features follow each other.
+  Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts);
+
+  std::int64_t in_features() const noexcept { return k_; }
+  std::int64_t out_features() const noexcept { return n_; }
+
+  // With a scheduler the columns are shared out to its threads; the bits are the same. Callable inside a node.
+  void run(const Rows& rows, simd::Activation activation = simd::Activation::none, graph::Scheduler* scheduler = nullptr) const;
+
+ private:
+  simd::GemmF32Args arguments(const Rows& rows, simd::Activation activation) const;
+
+  const simd::GemmKernel* kernel_ = nullptr;
+  std::int64_t n_ = 0, k_ = 0;
+  platform::AlignedBuffer packed_, bias_;
+  bool has_bias_ = false;
+};
+
+// The elements of an f32 vector [count], or nothing for an empty view.
+platform::AlignedBuffer copy_vector(const TensorView& view);
+
+}  // namespace polyhead::layer
