@@ -16,7 +16,10 @@ double MultiplyAdd(std::int64_t rounds) {
   const hn::ScalableTag<float> d;
   const auto factor = hn::Set(d, 0.999f);
   const auto addend = hn::Set(d, 0.001f);
-  auto a = hn::Set(d, 1.0f), b = a, c = a, e = a, f = a, g = a, h = a, i = a, j = a, k = a, l = a, m = a;
+  // Different starts: equal chains would be one chain to the compiler.
+  const auto start = [d](int chain) HWY_ATTR { return hn::Set(d, 1.0f + static_cast<float>(chain)); };
+  auto a = start(0), b = start(1), c = start(2), e = start(3), f = start(4), g = start(5), h = start(6), i = start(7),
+       j = start(8), k = start(9), l = start(10), m = start(11);
   for (std::int64_t round = 0; round < rounds; ++round) {
     a = hn::MulAdd(a, factor, addend);
     b = hn::MulAdd(b, factor, addend);
