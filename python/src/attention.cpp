@@ -95,7 +95,7 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   nb::object result = nb::borrow(out_array);
   if (out_array.is_none()) {
     const TensorView::Dims shape = geometry.output_shape();
-    result = new_f32_array(query.framework(), geometry.output_rank, shape.data());
+    result = new_f32_array(query, geometry.output_rank, shape.data());
   }
   const BorrowedArray out(result, "out", Access::write);
   expect_f32(out, "out");

@@ -38,7 +38,7 @@ nb::object call(nb::handle token_ids, nb::handle lengths, nb::handle out, int ou
   if (out.is_none()) {
     const std::int64_t full[] = {ids.view().shape[0], ids.view().shape[1], hidden_size};
     const std::int64_t pooled[] = {ids.view().shape[0], hidden_size};
-    result = new_f32_array(ids.framework(), output_rank, output_rank == 3 ? full : pooled);
+    result = new_f32_array(ids, output_rank, output_rank == 3 ? full : pooled);
   }
   const BorrowedArray target(result, "out", Access::write);
   {

@@ -190,11 +190,12 @@ std::string describe_array(const TensorView& view) {
 }
 
 BorrowedArray::BorrowedArray(nb::handle object, const char* argument, Access access) {
-  const TypeTraits traits = traits_of(Py_TYPE(object.ptr()));
+  const TypeTraits& traits = traits_of(Py_TYPE(object.ptr()));
   if (traits.is_torch) {
     framework_ = Framework::torch;
-    if (traits.exchange != nullptr) {
-      borrow_exchange(object, argument, *traits.exchange);
+    exchange_ = traits.exchange;
+    if (exchange_ != nullptr) {
+      borrow_exchange(object, argument);
     } else {
       borrow_torch_attributes(object, argument);
     }
@@ -250,10 +251,10 @@ void check_torch_state(nb::handle tensor, const char* argument) {
 
 }  // namespace
 
-void BorrowedArray::borrow_exchange(nb::handle object, const char* argument, const dlpack::ExchangeTable& exchange) {
+void BorrowedArray::borrow_exchange(nb::handle object, const char* argument) {
   check_torch_state(object, argument);
   dlpack::Tensor tensor{};
-  if (exchange.tensor_from_object(object.ptr(), &tensor) != 0) refuse_export(argument, nb::python_error());
+  if (exchange_->tensor_from_object(object.ptr(), &tensor) != 0) refuse_export(argument, nb::python_error());
   if (tensor.device.type != dlpack::device_cpu && tensor.device.type != dlpack::device_cuda_host &&
       tensor.device.type != dlpack::device_rocm_host) {
     refuse_device(argument, object);
@@ -356,15 +357,52 @@ void BorrowedArray::convert_to_f32() {
   view_.data = converted_.data();
 }
 
-nb::object new_f32_array(Framework framework, int rank, const std::int64_t* shape) {
+namespace {
+
+nb::object shape_tuple(int rank, const std::int64_t* shape) {
   nb::object dims = nb::steal(PyTuple_New(rank));
   for (int i = 0; i < rank; ++i) PyTuple_SET_ITEM(dims.ptr(), i, PyLong_FromLongLong(shape[i]));
-  if (framework == Framework::torch) {
-    const nb::module_ torch = nb::module_::import_("torch");
-    return torch.attr("empty")(dims, nb::arg("dtype") = torch.attr("float32"));
-  }
-  const nb::module_ numpy = nb::module_::import_("numpy");
-  return numpy.attr("empty")(dims, numpy.attr("float32"));
+  return dims;
+}
+
+void set_allocation_error(void* context, const char*, const char* message) { *static_cast<std::string*>(context) = message; }
+
+nb::object allocate(const dlpack::ExchangeTable& exchange, int rank, const std::int64_t* shape) {
+  TensorView::Dims dims{};
+  std::copy_n(shape, rank, dims.begin());
+  dlpack::Tensor prototype{};
+  prototype.device = {dlpack::device_cpu, 0};
+  prototype.rank = rank;
+  prototype.dtype = {dlpack::code_float, 32, 1};
+  prototype.shape = dims.data();
+  dlpack::ManagedTensor* tensor = nullptr;
+  std::string error;
+  if (exchange.allocate(&prototype, &tensor, &error, set_allocation_error) != 0) throw Error(ErrorCode::out_of_memory, error);
+  void* object = nullptr;
+  if (exchange.object_from_managed(tensor, &object) != 0) nb::raise_python_error();
+  return nb::steal(static_cast<PyObject*>(object));
+}
+
+// Looked up once: importing takes longer than a small attention.
+struct NumpyNames {
+  nb::object empty, float32;
+};
+
+const NumpyNames& numpy_names() {
+  static const NumpyNames* const instance = [] {
+    const nb::module_ numpy = nb::module_::import_("numpy");
+    return new NumpyNames{numpy.attr("empty"), numpy.attr("float32")};
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+nb::object new_f32_array(const BorrowedArray& like, int rank, const std::int64_t* shape) {
+  if (like.framework() == Framework::numpy) return numpy_names().empty(shape_tuple(rank, shape), numpy_names().float32);
+  if (like.exchange() != nullptr) return allocate(*like.exchange(), rank, shape);
+  const nb::module_ torch = nb::module_::import_("torch");
+  return torch.attr("empty")(shape_tuple(rank, shape), nb::arg("dtype") = torch.attr("float32"));
 }
 
 }  // namespace polyhead::python

@@ -51,25 +51,28 @@ class BorrowedArray {
   const TensorView& view() const noexcept { return view_; }
   TensorView& view() noexcept { return view_; }
   Framework framework() const noexcept { return framework_; }
+  // The C exchange table of the array's type, or null.
+  const dlpack::ExchangeTable* exchange() const noexcept { return exchange_; }
 
   // Replaces f64, f16 and bf16 elements by f32 ones, each distinct element once: broadcast dimensions stay broadcast. A
   // finite f64 outside f32's range becomes the largest finite f32 of its sign, since only a true infinity may exclude a key.
   void convert_to_f32();
 
  private:
-  void borrow_exchange(nb::handle object, const char* argument, const dlpack::ExchangeTable& exchange);
+  void borrow_exchange(nb::handle object, const char* argument);
   void borrow_torch_attributes(nb::handle object, const char* argument);
   void borrow_buffer(nb::handle object, const char* argument, Access access);
 
   TensorView view_;
   Framework framework_ = Framework::none;
+  const dlpack::ExchangeTable* exchange_ = nullptr;
   nb::object owner_;   // a copy made in Python; outlives its buffer
   ExportedBuffer exported_;
   std::vector<float> converted_;
 };
 
-// A new row-major f32 array, its elements not set yet.
-nb::object new_f32_array(Framework framework, int rank, const std::int64_t* shape);
+// A new row-major f32 array of the same framework, its elements not set yet.
+nb::object new_f32_array(const BorrowedArray& like, int rank, const std::int64_t* shape);
 
 // "float32[2, 12, 128, 64]", in NumPy's and PyTorch's words.
 std::string describe_array(const TensorView& view);

@@ -97,7 +97,7 @@ nb::object run(const MultiHeadAttention& operation, nb::handle query, nb::handle
   if (out.is_none()) {
     const TensorView& model = query_input->view();
     const std::int64_t shape[] = {model.shape[0], model.shape[1], operation.spec().d_model};
-    result = new_f32_array(query_input->framework(), 3, shape);
+    result = new_f32_array(*query_input, 3, shape);
   }
   const BorrowedArray target(result, "out", Access::write);
   expect_f32(target, "out");

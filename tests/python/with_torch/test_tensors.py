@@ -134,7 +134,7 @@ def test_without_the_exchange_interface(tensors):
         (tensors[0].to_sparse(), "sparse"),
     ]:
         with pytest.raises(polyhead.Error, match=message):
-            sdpa(wrong.as_subclass(Old), *tensors[1:])
+            sdpa(torch.Tensor._make_subclass(Old, wrong, wrong.requires_grad), *tensors[1:])
 
 
 def test_subclasses_and_many_types(tensors):
