@@ -17,13 +17,16 @@ namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A block of k of one panel stays in the first-level cache while the rows of a block pass over it; the rows' part of A stays
-// in the second-level cache while all panels pass over it. Partial sums of a panel wait in a buffer, not in C: then a residual
-// may be C itself, and the last, narrow panel needs no case of its own.
-constexpr std::int64_t kBlockK = 256;
-constexpr std::int64_t kMaxBlockRows = 16 * kRowTile;
+// A block of rows passes over all panels, one block of k at a time: its part of A (rows x block of k) stays in the second-level
+// cache meanwhile, beside one panel's part of W, which is read from there once for each tile of rows. Between blocks of k the
+// sums wait in C. A smaller block of k, with a panel's part in the first-level cache, was no faster: its stores and loads of
+// sums cost what it won.
+constexpr std::int64_t kBlockK = 1024;
 constexpr std::int64_t kBlockABytes = 256 * 1024;
-constexpr std::int64_t kPrefetchBytes = 4096;
+constexpr std::int64_t kMaxBlockRows = 24 * kRowTile;
+constexpr std::int64_t kMinBlockRows = 4 * kRowTile;
+// How far few rows prefetch W, in each of the panels that they pass over side by side.
+constexpr std::int64_t kPrefetchBytes = 2048;
 constexpr std::int64_t kMaxPanels = 6;
 
 alignas(64) constexpr float kZeros[kMaxPanels * kPanelWidth] = {};
@@ -92,29 +95,24 @@ struct FewRowsTile {
   std::int64_t panels;
 };
 
-// For a whole product of few rows: as many panels at once as registers allow.
-HWY_INLINE FewRowsTile FewRowsTileFor(std::int64_t rows) {
-#if HWY_HAVE_SCALABLE
-  return {TileFor(1, rows), 1};
-#elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
-  switch (rows) {
-    case 1:
-      return {ComputeTile<1, 3, 4>, 4};
-    case 2:
-      return {ComputeTile<2, 3, 3>, 3};
-    default:
-      return rows == 3 ? FewRowsTile{ComputeTile<3, 3, 2>, 2} : FewRowsTile{ComputeTile<4, 3, 2>, 2};
+// For a whole product of few rows: as many of the panels that are left at once as registers allow.
+HWY_INLINE FewRowsTile FewRowsTileFor(std::int64_t rows, std::int64_t panels) {
+#if !HWY_HAVE_SCALABLE
+  constexpr int kV = kPanelVectors;
+  if constexpr (kManyRegisters) {
+    if (rows == 1 && panels >= 4) return {ComputeTile<1, kV, 4>, 4};
+    if (rows == 2 && panels >= 3) return {ComputeTile<2, kV, 3>, 3};
+    if (rows == 4 && panels >= 2) return {ComputeTile<4, kV, 2>, 2};
+  } else {
+    if (rows == 1 && panels >= 6) return {ComputeTile<1, kV, 6>, 6};
+    if (rows == 1 && panels >= 4) return {ComputeTile<1, kV, 4>, 4};
+    if (rows == 2 && panels >= 3) return {ComputeTile<2, kV, 3>, 3};
   }
-#else
-  switch (rows) {
-    case 1:
-      return {ComputeTile<1, 2, 6>, 6};
-    case 2:
-      return {ComputeTile<2, 2, 3>, 3};
-    default:
-      return {ComputeTile<3, 2, 2>, 2};
-  }
+  if (rows == 1 && panels >= 2) return {ComputeTile<1, kV, 2>, 2};
+  if (rows == 2 && panels >= 2) return {ComputeTile<2, kV, 2>, 2};
+  if (rows == 3 && panels >= 2) return {ComputeTile<3, kV, 2>, 2};
 #endif
+  return {TileFor(kPanelVectors, rows), 1};
 }
 
 // The bias of a panel group, padded to whole vectors; the arguments' own array where nothing is missing.
@@ -143,87 +141,131 @@ HWY_INLINE bool NeedsFinish(const GemmF32Args& args, const Panel& panel) {
   return args.activation != Activation::none || args.residual != nullptr || panel.columns != panel.padded;
 }
 
-// Rows [row, row + rows) of one panel, all of k.
-void ComputePanel(const GemmF32Args& args, const Panel& panel, std::int64_t row, std::int64_t rows) {
-  alignas(64) float sums[kMaxBlockRows * kPanelWidth];
-  alignas(64) float bias_buffer[kPanelWidth];
-  const float* bias = PaddedBias(args, panel.column, panel.columns, panel.padded, bias_buffer);
-  const std::int64_t vectors = HWY_HAVE_SCALABLE ? 1 : panel.padded * kPanelVectors / kPanelWidth;
-  const bool finish = NeedsFinish(args, panel);
-  const std::ptrdiff_t sums_stride = kPanelWidth * static_cast<std::ptrdiff_t>(sizeof(float));
-  // One tile passes over a panel once: then blocks of k would only store and load its sums.
-  const std::int64_t block_k = rows <= kRowTile ? args.k : kBlockK;
+// Where the sums of a panel's rows wait between blocks of k.
+struct Partial {
+  float* first;           // of the block's first row and the panel's first column
+  std::ptrdiff_t stride;  // bytes
+};
 
-  for (std::int64_t k = 0; k < args.k; k += block_k) {
-    const bool first = k == 0;
-    const bool last = k + block_k >= args.k;
-    GemmTile tile;
-    tile.b = panel.packed + k * panel.padded;
-    tile.b_stride = panel.padded;
-    tile.b_panel = 0;
-    tile.k = last ? args.k - k : block_k;
-    tile.columns = panel.columns;
-    tile.a_stride = args.a_stride;
-    tile.start_stride = first ? 0 : sums_stride;
-    tile.out_stride = last && !finish ? args.c_stride : sums_stride;
-    for (std::int64_t i = 0; i < rows;) {
-      // Full tiles, and the last two share what is left: 13 rows are 6 + 4 + 3, since a tile of one row runs at a sixth.
-      const std::int64_t left = rows - i;
-      const std::int64_t tile_rows = left >= 2 * kRowTile || left == kRowTile ? kRowTile
-                                     : left > kRowTile                        ? (left + 1) / 2
-                                                                              : left;
-      tile.a = RowOf(args.a, args.a_stride, row + i) + k;
-      tile.prefetch = i == 0 ? tile.b + kPrefetchBytes / static_cast<std::int64_t>(sizeof(float)) : tile.b;
-      tile.start = first ? bias : sums + i * kPanelWidth;
-      tile.out = last && !finish ? RowOf(args.c, args.c_stride, row + i) + panel.column : sums + i * kPanelWidth;
-      TileFor(vectors, tile_rows)(tile);
-      i += tile_rows;
+// Rows [row, row + rows) of one panel, k in [k_begin, k_end); k_end == args.k completes them. `next` is the part of W that is
+// wanted after this one.
+void ComputePanel(const GemmF32Args& args, const Panel& panel, std::int64_t row, std::int64_t rows, std::int64_t k_begin,
+                  std::int64_t k_end, Partial partial, const float* next) {
+  alignas(64) float sums[kRowTile * kPanelWidth];
+  alignas(64) float bias_buffer[kPanelWidth];
+  const bool first = k_begin == 0;
+  const bool last = k_end == args.k;
+  const bool finish = last && NeedsFinish(args, panel);
+  const std::ptrdiff_t sums_stride = kPanelWidth * kFloatBytes;
+  const std::int64_t tiles = (rows + kRowTile - 1) / kRowTile;
+
+  GemmTile tile;
+  tile.b = panel.packed + k_begin * panel.padded;
+  tile.b_stride = panel.padded;
+  tile.b_panel = 0;
+  tile.k = k_end - k_begin;
+  tile.columns = panel.columns;
+  tile.a_stride = args.a_stride;
+  tile.start_stride = first ? 0 : partial.stride;
+  tile.out_stride = finish ? sums_stride : last ? args.c_stride : partial.stride;
+  // Each tile fetches its share of what comes next, so that memory is busy all the time and not just for the first tile.
+  tile.prefetch_stride = panel.padded * kFloatBytes / tiles;
+  tile.prefetch = reinterpret_cast<const char*>(next);
+  const float* bias = first ? PaddedBias(args, panel.column, panel.columns, panel.padded, bias_buffer) : nullptr;
+  for (std::int64_t i = 0; i < rows;) {
+    // Full tiles, and the last two share what is left: 13 rows are 6 + 4 + 3, since a tile of one row runs at a sixth.
+    const std::int64_t left = rows - i;
+    const std::int64_t tile_rows = left >= 2 * kRowTile || left == kRowTile ? kRowTile
+                                   : left > kRowTile                        ? (left + 1) / 2
+                                                                            : left;
+    float* const waiting = RowOf(partial.first, partial.stride, i);
+    tile.a = RowOf(args.a, args.a_stride, row + i) + k_begin;
+    tile.start = first ? bias : waiting;
+    tile.out = finish ? sums : last ? RowOf(args.c, args.c_stride, row + i) + panel.column : waiting;
+    TileFor(HWY_HAVE_SCALABLE ? 1 : panel.padded * kPanelVectors / kPanelWidth, tile_rows)(tile);
+    if (finish) FinishAny(args, sums, kPanelWidth, row + i, tile_rows, panel.column, panel.columns);
+    tile.prefetch += tile.k * tile.prefetch_stride;
+    i += tile_rows;
+  }
+}
+
+// All of k for one panel and few enough rows, with the sums in a buffer: for a narrow panel, which C has no room for, and where
+// the residual is C itself, which is not to be overwritten before the end.
+void ComputePanelBuffered(const GemmF32Args& args, const Panel& panel, std::int64_t row, std::int64_t rows) {
+  alignas(64) float sums[kMinBlockRows * kPanelWidth];
+  for (std::int64_t i = 0; i < rows; i += kMinBlockRows) {
+    const std::int64_t count = rows - i < kMinBlockRows ? rows - i : kMinBlockRows;
+    for (std::int64_t k = 0; k < args.k; k += kBlockK) {
+      const std::int64_t k_end = args.k - k < kBlockK ? args.k : k + kBlockK;
+      const float* next = panel.packed + (k_end == args.k && i + count < rows ? 0 : k_end * panel.padded);
+      ComputePanel(args, panel, row + i, count, k, k_end, {sums, kPanelWidth * kFloatBytes}, next);
     }
   }
-  if (finish) FinishAny(args, sums, kPanelWidth, row, rows, panel.column, panel.columns);
 }
 
 // Few rows in all: W is read once at the speed of memory, several panels side by side.
 void ComputeFewRows(const GemmF32Args& args) {
   alignas(64) float sums[kRowTile * kMaxPanels * kPanelWidth];
-  const FewRowsTile few = FewRowsTileFor(args.m);
-  const std::int64_t group = few.panels * kPanelWidth;
-  std::int64_t column = args.n_begin;
   const bool finish = args.activation != Activation::none || args.residual != nullptr;
-  for (; column + group <= args.n_end; column += group) {
+  const std::int64_t whole_end = args.n_end / kPanelWidth * kPanelWidth;
+  std::int64_t column = args.n_begin;
+  while (column < whole_end) {
+    const FewRowsTile few = FewRowsTileFor(args.m, (whole_end - column) / kPanelWidth);
+    const std::int64_t columns = few.panels * kPanelWidth;
     GemmTile tile;
     tile.a = args.a;
     tile.a_stride = args.a_stride;
     tile.b = args.packed + column * args.k;
     tile.b_stride = kPanelWidth;
     tile.b_panel = kPanelWidth * args.k;
-    tile.prefetch = tile.b + kPrefetchBytes / static_cast<std::int64_t>(sizeof(float));
+    tile.prefetch = reinterpret_cast<const char*>(tile.b) + kPrefetchBytes;
+    tile.prefetch_stride = kPanelWidth * kFloatBytes;
     tile.start = args.bias ? args.bias + column : kZeros;
     tile.start_stride = 0;
     tile.out = finish ? sums : args.c + column;
-    tile.out_stride = finish ? group * static_cast<std::ptrdiff_t>(sizeof(float)) : args.c_stride;
+    tile.out_stride = finish ? columns * kFloatBytes : args.c_stride;
     tile.k = args.k;
-    tile.columns = group;
+    tile.columns = columns;
     few.compute(tile);
-    if (finish) FinishAny(args, sums, group, 0, args.m, column, group);
+    if (finish) FinishAny(args, sums, columns, 0, args.m, column, columns);
+    column += columns;
   }
-  for (; column < args.n_end; column += kPanelWidth) ComputePanel(args, PanelAt(args, column), 0, args.m);
+  if (column < args.n_end) ComputePanelBuffered(args, PanelAt(args, column), 0, args.m);
+}
+
+HWY_INLINE std::int64_t Smaller(std::int64_t a, std::int64_t b) {
+  return a < b ? a : b;
 }
 
 HWY_NOINLINE void RunGemm(const GemmF32Args& args) {
   if (args.m <= kFewRows) return ComputeFewRows(args);
+  // One tile passes over a panel once: then blocks of k would only store and load its sums.
+  const std::int64_t block_k = args.m <= kRowTile ? args.k : kBlockK;
+  const bool buffered = args.residual == args.c && block_k < args.k;
   // Blocks of rows of about equal size, whole tiles each.
-  const std::int64_t row_bytes = args.k * static_cast<std::int64_t>(sizeof(float));
-  std::int64_t block_rows = kBlockABytes / row_bytes / kRowTile * kRowTile;
-  if (block_rows < 4 * kRowTile) block_rows = 4 * kRowTile;
+  std::int64_t block_rows = kBlockABytes / (Smaller(block_k, args.k) * kFloatBytes) / kRowTile * kRowTile;
+  if (block_rows < kMinBlockRows || buffered) block_rows = kMinBlockRows;
   if (block_rows > kMaxBlockRows) block_rows = kMaxBlockRows;
   const std::int64_t blocks = (args.m + block_rows - 1) / block_rows;
   const std::int64_t share = (args.m + blocks - 1) / blocks;
   block_rows = (share + kRowTile - 1) / kRowTile * kRowTile;
+  const std::int64_t whole_end = buffered ? args.n_begin : args.n_end / kPanelWidth * kPanelWidth;
+
   for (std::int64_t row = 0; row < args.m; row += block_rows) {
-    const std::int64_t rows = args.m - row < block_rows ? args.m - row : block_rows;
-    for (std::int64_t column = args.n_begin; column < args.n_end; column += kPanelWidth) {
-      ComputePanel(args, PanelAt(args, column), row, rows);
+    const std::int64_t rows = Smaller(block_rows, args.m - row);
+    for (std::int64_t k = 0; k < args.k; k += block_k) {
+      const std::int64_t k_end = Smaller(args.k, k + block_k);
+      for (std::int64_t column = args.n_begin; column < whole_end; column += kPanelWidth) {
+        const Panel panel = PanelAt(args, column);
+        const std::int64_t next_column = column + kPanelWidth < whole_end ? column + kPanelWidth : args.n_begin;
+        const std::int64_t next_k = column + kPanelWidth < whole_end ? k : k_end == args.k ? 0 : k_end;
+        const float* next = args.packed + next_column * args.k + next_k * kPanelWidth;
+        float* c = RowOf(args.c, args.c_stride, row) + column;
+        ComputePanel(args, panel, row, rows, k, k_end, {c, args.c_stride}, next);
+      }
+    }
+    for (std::int64_t column = whole_end; column < args.n_end; column += kPanelWidth) {
+      ComputePanelBuffered(args, PanelAt(args, column), row, rows);
     }
   }
 }

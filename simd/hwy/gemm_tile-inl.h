@@ -12,6 +12,8 @@ namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
+constexpr std::int64_t kFloatBytes = sizeof(float);
+
 // out[i][j] = start[i][j] + sum_k a[i][k] * b[k][j], k ascending. Strides of rows are in bytes.
 struct GemmTile {
   const float* a;
@@ -19,8 +21,9 @@ struct GemmTile {
   const float* b;           // row k of the panel at b + k * b_stride
   std::ptrdiff_t b_stride;  // floats
   std::ptrdiff_t b_panel;   // floats from one panel to the next, for tiles of several panels
-  const float* prefetch;    // the panel bytes to bring in while row k is used: prefetch + k * b_stride
-  const float* start;       // the bias (stride 0) or the partial sums of earlier k
+  const char* prefetch;     // while row k is used, the lines of W at prefetch + k * prefetch_stride are brought in
+  std::ptrdiff_t prefetch_stride;
+  const float* start;  // the bias (stride 0) or the partial sums of earlier k
   std::ptrdiff_t start_stride;
   float* out;
   std::ptrdiff_t out_stride;
@@ -66,13 +69,13 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
     V c60 = start(6, column), c61 = start(6, column + lanes);
     V c70 = start(7, column), c71 = start(7, column + lanes);
     const float* b = tile.b + column;
-    const float* prefetch = tile.prefetch + column;
+    const char* prefetch = tile.prefetch;
     for (std::int64_t k = 0; k < tile.k; ++k) {
       const V b0 = hn::Load(d, b);
       const V b1 = hn::Load(d, b + lanes);
       PrefetchLine(prefetch);
       b += tile.b_stride;
-      prefetch += tile.b_stride;
+      prefetch += tile.prefetch_stride;
       const auto a = [&](int row) HWY_ATTR { return hn::Set(d, RowOf(tile.a, tile.a_stride, row)[k]); };
       const auto update = [&](int row, V& left, V& right) HWY_ATTR {
         const V a_row = a(row);
@@ -124,7 +127,7 @@ template <int kRows, int kVectors, int kPanels>
 HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
   using V = hn::Vec<GemmTag>;
   constexpr int kColumns = kVectors * kPanels;
-  constexpr int kFloatsPerLine = 16;
+  constexpr int kLineBytes = 64;
   const GemmTag d;
   V c[kRows][kColumns];
   HWY_UNROLL(8)
@@ -139,7 +142,8 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
   const float* b = tile.b;
   const std::ptrdiff_t b_stride = tile.b_stride;
   const std::ptrdiff_t b_panel = tile.b_panel;
-  const std::ptrdiff_t ahead = tile.prefetch - tile.b;
+  const char* prefetch = tile.prefetch;
+  const std::ptrdiff_t prefetch_stride = tile.prefetch_stride;
   const std::int64_t k_end = tile.k;
   for (std::int64_t k = 0; k < k_end; ++k) {
     V bv[kColumns];
@@ -150,9 +154,11 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
         bv[p * kVectors + j] = hn::Load(d, b + p * b_panel + j * kLanes);
       }
       HWY_UNROLL(8)
-      for (int j = 0; j < kVectors * kLanes; j += kFloatsPerLine) PrefetchLine(b + p * b_panel + ahead + j);
+      for (int j = 0; j < kVectors * kLanes * kFloatBytes; j += kLineBytes)
+        PrefetchLine(prefetch + p * b_panel * kFloatBytes + j);
     }
     b += b_stride;
+    prefetch += prefetch_stride;
     HWY_UNROLL(8)
     for (int i = 0; i < kRows; ++i) {
       const V a_row = hn::Set(d, a[i][k]);
