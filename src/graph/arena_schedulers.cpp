@@ -309,6 +309,11 @@ class CallingArenaScheduler final : public SchedulerBase {
 
 }  // namespace
 
+int max_arena_threads() {
+  const std::size_t limit = tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism);
+  return static_cast<int>(std::clamp<std::size_t>(limit, 1, 1 << 16));
+}
+
 std::shared_ptr<Scheduler> make_arena_scheduler(int threads, const RuntimeOptions& options) {
   return std::make_shared<ArenaScheduler>(threads, options);
 }

@@ -2,6 +2,7 @@
 #include "graph/scheduler.hpp"
 
 #include <algorithm>
+#include <string>
 
 #include "graph/shutdown.hpp"
 #include "platform/cpu_limits.hpp"
@@ -118,8 +119,13 @@ std::shared_ptr<Scheduler> Scheduler::create(const RuntimeOptions& options) {
     threads = platform::default_thread_count();
     if (!options.cpu_set.empty()) threads = std::min(threads, static_cast<int>(options.cpu_set.size()));
   }
-  if (threads == 1) return make_serial_scheduler();
-  return make_arena_scheduler(threads, options);
+  const int available = std::min(threads, max_arena_threads());
+  if (available < threads && options.log) {
+    const std::string message = "threads: " + std::to_string(threads) + " asked for, oneTBB has " + std::to_string(available);
+    options.log(LogLevel::info, message.c_str());
+  }
+  if (available == 1) return make_serial_scheduler();
+  return make_arena_scheduler(available, options);
 }
 
 }  // namespace polyhead::graph

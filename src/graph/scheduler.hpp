@@ -62,6 +62,9 @@ using Log = std::function<void(LogLevel, const char*)>;
 // Here threads is resolved: at least 1.
 std::shared_ptr<Scheduler> make_serial_scheduler();
 std::shared_ptr<Scheduler> make_executor_scheduler(const Executor& executor, int threads);
+// More threads than this never work at once in an arena, whatever size it is given: oneTBB has one worker fewer than the
+// process has CPUs, unless the host has set another limit.
+int max_arena_threads();
 std::shared_ptr<Scheduler> make_arena_scheduler(int threads, const RuntimeOptions& options);
 std::shared_ptr<Scheduler> make_calling_arena_scheduler(const RuntimeOptions& options);
 

@@ -6,6 +6,9 @@
 
 namespace polyhead::graph {
 
+int max_arena_threads() {
+  return 1;
+}
 std::shared_ptr<Scheduler> make_arena_scheduler(int, const RuntimeOptions&) {
   return make_serial_scheduler();
 }
