@@ -73,7 +73,7 @@ void register_runtime(nb::module_& module) {
   module.attr("__version__") = POLYHEAD_VERSION_STRING;
   module.def("set_num_threads", &set_num_threads, nb::arg("threads"),
              "Sets how many threads work at once, the calling one included, for calls and operators made from now on.\n\n"
-             "1 starts no thread at all. Operators that exist (MultiHeadAttention, SentenceEncoder, ...) keep theirs.");
+             "1 starts no thread at all; more than the machine gives are not used. Operators that exist (MultiHeadAttention, SentenceEncoder, ...) keep theirs.");
   module.def(
       "get_num_threads", [] { return shared().threads(); },
       "How many threads work at once: what set_num_threads said, else POLYHEAD_NUM_THREADS, else as many as this process may use.");

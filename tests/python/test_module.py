@@ -1,6 +1,7 @@
 """The module as a binary and as a guest in other people's processes."""
 
 import importlib.util
+import os
 import pathlib
 import re
 import subprocess
@@ -43,14 +44,14 @@ others = [name for name in ("numpy", "torch", "sklearn", "tokenizers") if import
 def test_order_of_imports(other, first):
     names = ["polyhead", other] if first else [other, "polyhead"]
     code = f"import {names[0]}, {names[1]}, numpy as np; q = np.ones((1, 4, 256, 64), 'f4'); "
-    code += "print(polyhead.scaled_dot_product_attention(q, q, q).sum())"
+    code += "print(abs(polyhead.scaled_dot_product_attention(q, q, q) - 1).max() < 4e-6)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.stdout.strip() == "65536.0", result.stderr
+    assert result.stdout == "True\n", result.stderr
 
 
 def test_importing_starts_no_thread():
-    code = "import os, polyhead; before = len(os.listdir('/proc/self/task')); print(before)"
-    environment = {"OPENBLAS_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    code = "import os, polyhead; print(len(os.listdir('/proc/self/task')))"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
     assert result.stdout == "1\n", result.stderr
 
