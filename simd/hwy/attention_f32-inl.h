@@ -28,6 +28,7 @@ namespace {
 
 constexpr size_t kKeyBlock = 128;
 constexpr size_t kQueryBlocks = 4;
+constexpr std::int64_t kCachedBytes = 256 * 1024;  // K and V up to this size stay in the second-level cache from pass to pass
 
 // P = 2^(S - m) in place for keys [begin, end); sum = their sum a row, in groups of four keys counted from the block's start
 // (begin is a multiple of 4), so that weights of 0 outside change nothing. With kMarkExcluded a weight that comes from a score
@@ -52,7 +53,21 @@ static HWY_NOINLINE void ComputeWeights(float* HWY_RESTRICT scores, size_t width
     };
     size_t key = begin;
     for (; key + 4 <= end; key += 4) {
-      const Floats p0 = weight(key), p1 = weight(key + 1), p2 = weight(key + 2), p3 = weight(key + 3);
+      float* HWY_RESTRICT at = scores + key * width + column;
+      const Floats s0 = hn::Load(df, at), s1 = hn::Load(df, at + width);
+      const Floats s2 = hn::Load(df, at + 2 * width), s3 = hn::Load(df, at + 3 * width);
+      Floats p0 = s0, p1 = s1, p2 = s2, p3 = s3;
+      Exp2OfDifference4(df, p0, p1, p2, p3, m);
+      if (kMarkExcluded) {
+        p0 = hn::IfThenElse(hn::Eq(s0, minus_infinity), minus_zero, p0);
+        p1 = hn::IfThenElse(hn::Eq(s1, minus_infinity), minus_zero, p1);
+        p2 = hn::IfThenElse(hn::Eq(s2, minus_infinity), minus_zero, p2);
+        p3 = hn::IfThenElse(hn::Eq(s3, minus_infinity), minus_zero, p3);
+      }
+      hn::Store(p0, df, at);
+      hn::Store(p1, df, at + width);
+      hn::Store(p2, df, at + 2 * width);
+      hn::Store(p3, df, at + 3 * width);
       total = hn::Add(total, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)));
     }
     if (key < end) {
@@ -294,7 +309,9 @@ class AttentionRun {
 
   void Rows() {
     const float scale = ScaleInLog2Units(args_.scale);
+    const std::int64_t bytes = (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * 4;
     for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
+      fetch_ = row == args_.row_begin || bytes > kCachedBytes;
       size_t count = 0;
       for (; count < kQueryBlocks && row < args_.row_end; ++count) {
         StartBlock<Shape>(args_, row, scale, space_.blocks[count]);
@@ -380,7 +397,7 @@ class AttentionRun {
     tile.value_dim = static_cast<size_t>(args_.value_dim);
     tile.mask = excludes ? &mask : nullptr;
     tile.poisoned = excludes && Poisoned(key, end);
-    tile.prefetch = first;
+    tile.prefetch = first && fetch_;
     tile.scores = space_.scores;
     tile.statistics = space_.statistics;
     ComputeTileOfWidth<Shape>(block, tile);
@@ -402,6 +419,7 @@ class AttentionRun {
   const Varies boolean_;
   const Varies bias_;
   Allowed keys_allowed_ = Allowed::all;
+  bool fetch_ = true;
   Workspace space_;
 };
 

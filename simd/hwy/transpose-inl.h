@@ -8,53 +8,86 @@ HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-using Tag4 = hn::CappedTag<float, 4>;
-using Floats4 = hn::Vec<Tag4>;
+// Rows are moved eight at a time where vectors have 256 bits, else four: a vector holds four columns of row i and, in its upper
+// half, of row i + 4, so that Highway's interleaves, which stay within 128 bits, transpose both quarters at once.
+#if HWY_HAVE_SCALABLE
+using BlockTag = hn::CappedTag<float, 4>;
+constexpr size_t kRowsAtOnce = 4;
+#else
+using BlockTag = hn::CappedTag<float, 8>;
+constexpr size_t kRowsAtOnce = hn::MaxLanes(BlockTag());
+#endif
+using Block = hn::Vec<BlockTag>;
+using QuarterTag = hn::CappedTag<float, 4>;
 
-HWY_INLINE void Transpose4x4(Tag4 d4, Floats4& a, Floats4& b, Floats4& c, Floats4& d) {
-  const Floats4 ac_lower = hn::InterleaveLower(d4, a, c);
-  const Floats4 bd_lower = hn::InterleaveLower(d4, b, d);
-  const Floats4 ac_upper = hn::InterleaveUpper(d4, a, c);
-  const Floats4 bd_upper = hn::InterleaveUpper(d4, b, d);
-  a = hn::InterleaveLower(d4, ac_lower, bd_lower);
-  b = hn::InterleaveUpper(d4, ac_lower, bd_lower);
-  c = hn::InterleaveLower(d4, ac_upper, bd_upper);
-  d = hn::InterleaveUpper(d4, ac_upper, bd_upper);
+template <class Tag>
+HWY_INLINE hn::Vec<Tag> LoadRows(Tag tag, const float* const* row, size_t i, size_t column) {
+  const QuarterTag quarter;
+  const auto lower = hn::LoadU(quarter, row[i] + column);
+  if constexpr (kRowsAtOnce == 8) {
+    return hn::Combine(tag, hn::LoadU(quarter, row[i + 4] + column), lower);
+  } else {
+    (void)tag;
+    return lower;
+  }
 }
 
-// to[column * width + lane] = factor * row(first + lane)[column] for `width` lanes (a multiple of 4); lanes from `rows` on
-// repeat the last row, which costs nothing and keeps padding from ever being special. With kScale false the bits are moved
-// as they are, so that any 4-byte payload goes through.
+// Stores rows i and i + 4, as far as they are among the `valid` ones.
+template <class Tag>
+HWY_INLINE void StoreRows(Tag, hn::Vec<Tag> v, float* const* row, size_t i, size_t valid, size_t column) {
+  const QuarterTag quarter;
+  if constexpr (kRowsAtOnce == 8) {
+    if (i < valid) hn::StoreU(hn::LowerHalf(quarter, v), quarter, row[i] + column);
+    if (i + 4 < valid) hn::StoreU(hn::UpperHalf(quarter, v), quarter, row[i + 4] + column);
+  } else {
+    if (i < valid) hn::StoreU(v, quarter, row[i] + column);
+  }
+}
+
+HWY_INLINE void TransposeQuarters(BlockTag tag, Block& a, Block& b, Block& c, Block& d) {
+  const Block ac_lower = hn::InterleaveLower(tag, a, c);
+  const Block bd_lower = hn::InterleaveLower(tag, b, d);
+  const Block ac_upper = hn::InterleaveUpper(tag, a, c);
+  const Block bd_upper = hn::InterleaveUpper(tag, b, d);
+  a = hn::InterleaveLower(tag, ac_lower, bd_lower);
+  b = hn::InterleaveUpper(tag, ac_lower, bd_lower);
+  c = hn::InterleaveLower(tag, ac_upper, bd_upper);
+  d = hn::InterleaveUpper(tag, ac_upper, bd_upper);
+}
+
+// to[column * width + lane] = factor * row(first + lane)[column] for `width` lanes (whole vectors); lanes from `rows` on repeat
+// the last row, which costs nothing and keeps padding from ever being special. With kScale false the bits are moved as they
+// are, so that any 4-byte payload goes through.
 template <bool kScale>
 static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_t first, size_t rows, size_t width,
                                      size_t columns, float factor, float* HWY_RESTRICT to) {
-  const Tag4 d4;
-  const Floats4 scale = hn::Set(d4, factor);
+  const BlockTag tag;
+  const Block scale = hn::Set(tag, factor);
   const std::int64_t last = first + static_cast<std::int64_t>(rows) - 1;
-  for (size_t lane = 0; lane < width; lane += 4) {
-    const float* HWY_RESTRICT row[4];
-    for (size_t i = 0; i < 4; ++i) row[i] = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + i), last));
+  for (size_t lane = 0; lane < width; lane += kRowsAtOnce) {
+    const float* row[kRowsAtOnce];
+    for (size_t i = 0; i < kRowsAtOnce; ++i) row[i] = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + i), last));
     float* HWY_RESTRICT out = to + lane;
     size_t column = 0;
     for (; column + 4 <= columns; column += 4) {
-      Floats4 a = hn::LoadU(d4, row[0] + column);
-      Floats4 b = hn::LoadU(d4, row[1] + column);
-      Floats4 c = hn::LoadU(d4, row[2] + column);
-      Floats4 d = hn::LoadU(d4, row[3] + column);
+      Block a = LoadRows(tag, row, 0, column);
+      Block b = LoadRows(tag, row, 1, column);
+      Block c = LoadRows(tag, row, 2, column);
+      Block d = LoadRows(tag, row, 3, column);
       if (kScale) {
         a = hn::Mul(scale, a);
         b = hn::Mul(scale, b);
         c = hn::Mul(scale, c);
         d = hn::Mul(scale, d);
       }
-      Transpose4x4(d4, a, b, c, d);
-      hn::Store(a, d4, out + column * width);
-      hn::Store(b, d4, out + (column + 1) * width);
-      hn::Store(c, d4, out + (column + 2) * width);
-      hn::Store(d, d4, out + (column + 3) * width);
+      TransposeQuarters(tag, a, b, c, d);
+      hn::Store(a, tag, out + column * width);
+      hn::Store(b, tag, out + (column + 1) * width);
+      hn::Store(c, tag, out + (column + 2) * width);
+      hn::Store(d, tag, out + (column + 3) * width);
     }
     for (; column < columns; ++column) {
-      for (size_t i = 0; i < 4; ++i) {
+      for (size_t i = 0; i < kRowsAtOnce; ++i) {
         if (kScale) {
           out[column * width + i] = factor * row[i][column];
         } else {
@@ -69,25 +102,32 @@ static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_
 // positive: its sign would tell which masked keys were visited.
 static HWY_NOINLINE void LanesToRows(const float* HWY_RESTRICT from, size_t width, const float* HWY_RESTRICT factor, size_t rows,
                                      size_t columns, const RowMap<float>& map, std::int64_t first) {
-  const Tag4 d4;
-  const Floats4 zero = hn::Zero(d4);
-  for (size_t lane = 0; lane < rows; lane += 4) {
-    const size_t valid = HWY_MIN(rows - lane, size_t{4});
-    float* HWY_RESTRICT row[4];
-    for (size_t i = 0; i < 4; ++i) row[i] = map.At(first + static_cast<std::int64_t>(lane + HWY_MIN(i, valid - 1)));
-    const Floats4 scale = hn::Load(d4, factor + lane);
+  const BlockTag tag;
+  const Block zero = hn::Zero(tag);
+  for (size_t lane = 0; lane < rows; lane += kRowsAtOnce) {
+    const size_t valid = HWY_MIN(rows - lane, kRowsAtOnce);
+    float* row[kRowsAtOnce];
+    for (size_t i = 0; i < kRowsAtOnce; ++i) row[i] = map.At(first + static_cast<std::int64_t>(lane + HWY_MIN(i, valid - 1)));
+    const Block scale = hn::Load(tag, factor + lane);
     size_t column = 0;
     for (; column + 4 <= columns; column += 4) {
       const float* HWY_RESTRICT in = from + column * width + lane;
-      Floats4 a = hn::MulAdd(scale, hn::Load(d4, in), zero);
-      Floats4 b = hn::MulAdd(scale, hn::Load(d4, in + width), zero);
-      Floats4 c = hn::MulAdd(scale, hn::Load(d4, in + 2 * width), zero);
-      Floats4 d = hn::MulAdd(scale, hn::Load(d4, in + 3 * width), zero);
-      Transpose4x4(d4, a, b, c, d);
-      hn::StoreU(a, d4, row[0] + column);
-      if (valid > 1) hn::StoreU(b, d4, row[1] + column);
-      if (valid > 2) hn::StoreU(c, d4, row[2] + column);
-      if (valid > 3) hn::StoreU(d, d4, row[3] + column);
+      Block a = hn::MulAdd(scale, hn::Load(tag, in), zero);
+      Block b = hn::MulAdd(scale, hn::Load(tag, in + width), zero);
+      Block c = hn::MulAdd(scale, hn::Load(tag, in + 2 * width), zero);
+      Block d = hn::MulAdd(scale, hn::Load(tag, in + 3 * width), zero);
+      TransposeQuarters(tag, a, b, c, d);
+      if (HWY_LIKELY(valid == kRowsAtOnce)) {
+        StoreRows(tag, a, row, 0, kRowsAtOnce, column);
+        StoreRows(tag, b, row, 1, kRowsAtOnce, column);
+        StoreRows(tag, c, row, 2, kRowsAtOnce, column);
+        StoreRows(tag, d, row, 3, kRowsAtOnce, column);
+      } else {
+        StoreRows(tag, a, row, 0, valid, column);
+        StoreRows(tag, b, row, 1, valid, column);
+        StoreRows(tag, c, row, 2, valid, column);
+        StoreRows(tag, d, row, 3, valid, column);
+      }
     }
     for (; column < columns; ++column) {
       for (size_t i = 0; i < valid; ++i) row[i][column] = factor[lane + i] * from[column * width + lane + i] + 0.0f;
