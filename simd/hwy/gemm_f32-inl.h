@@ -21,13 +21,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 // cache meanwhile, beside one panel's part of W, which is read from there once for each tile of rows. Between blocks of k the
 // sums wait in C. A smaller block of k, with a panel's part in the first-level cache, was no faster: its stores and loads of
 // sums cost what it won.
-constexpr std::int64_t kBlockK = 1024;
-constexpr std::int64_t kBlockABytes = 256 * 1024;
+constexpr std::int64_t kBlockK = 768;
+constexpr std::int64_t kBlockABytes = 320 * 1024;
 constexpr std::int64_t kMaxBlockRows = 24 * kRowTile;
-constexpr std::int64_t kMinBlockRows = 4 * kRowTile;
+constexpr std::int64_t kBufferedRows = 4 * kRowTile;
 // How far few rows prefetch W, in each of the panels that they pass over side by side.
-constexpr std::int64_t kPrefetchBytes = 2048;
-constexpr std::int64_t kMaxPanels = 6;
+constexpr std::int64_t kPrefetchBytes = 256;
+constexpr std::int64_t kMaxPanels = 4;
 
 alignas(64) constexpr float kZeros[kMaxPanels * kPanelWidth] = {};
 
@@ -104,7 +104,6 @@ HWY_INLINE FewRowsTile FewRowsTileFor(std::int64_t rows, std::int64_t panels) {
     if (rows == 2 && panels >= 3) return {ComputeTile<2, kV, 3>, 3};
     if (rows == 4 && panels >= 2) return {ComputeTile<4, kV, 2>, 2};
   } else {
-    if (rows == 1 && panels >= 6) return {ComputeTile<1, kV, 6>, 6};
     if (rows == 1 && panels >= 4) return {ComputeTile<1, kV, 4>, 4};
     if (rows == 2 && panels >= 3) return {ComputeTile<2, kV, 3>, 3};
   }
@@ -141,11 +140,31 @@ HWY_INLINE bool NeedsFinish(const GemmF32Args& args, const Panel& panel) {
   return args.activation != Activation::none || args.residual != nullptr || panel.columns != panel.padded;
 }
 
+HWY_INLINE std::int64_t Smaller(std::int64_t a, std::int64_t b) {
+  return a < b ? a : b;
+}
+
+// The smallest number of about equal parts that are at most `limit`, in whole `unit`s: the size of a part.
+HWY_INLINE std::int64_t EvenShare(std::int64_t size, std::int64_t limit, std::int64_t unit) {
+  const std::int64_t parts = (size + limit - 1) / limit;
+  const std::int64_t share = (size + parts - 1) / parts;
+  return (share + unit - 1) / unit * unit;
+}
+
 // Where the sums of a panel's rows wait between blocks of k.
 struct Partial {
   float* first;           // of the block's first row and the panel's first column
   std::ptrdiff_t stride;  // bytes
 };
+
+// Asks for rows of C, of the width of a panel: the next tile's, whose misses would otherwise wait for one another.
+HWY_INLINE void FetchRows(const float* c, std::ptrdiff_t stride, std::int64_t rows) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const float* row = RowOf(c, stride, i);
+    for (std::int64_t j = 0; j < kPanelWidth; j += kLineBytes / kFloatBytes) PrefetchLine(row + j);
+    PrefetchLine(row + kPanelWidth - 1);
+  }
+}
 
 // Rows [row, row + rows) of one panel, k in [k_begin, k_end); k_end == args.k completes them. `next` is the part of W that is
 // wanted after this one.
@@ -182,6 +201,7 @@ void ComputePanel(const GemmF32Args& args, const Panel& panel, std::int64_t row,
     tile.a = RowOf(args.a, args.a_stride, row + i) + k_begin;
     tile.start = first ? bias : waiting;
     tile.out = finish ? sums : last ? RowOf(args.c, args.c_stride, row + i) + panel.column : waiting;
+    FetchRows(RowOf(args.c, args.c_stride, row + i + tile_rows) + panel.column, args.c_stride, kRowTile);
     TileFor(HWY_HAVE_SCALABLE ? 1 : panel.padded * kPanelVectors / kPanelWidth, tile_rows)(tile);
     if (finish) FinishAny(args, sums, kPanelWidth, row + i, tile_rows, panel.column, panel.columns);
     tile.prefetch += tile.k * tile.prefetch_stride;
@@ -192,11 +212,11 @@ void ComputePanel(const GemmF32Args& args, const Panel& panel, std::int64_t row,
 // All of k for one panel and few enough rows, with the sums in a buffer: for a narrow panel, which C has no room for, and where
 // the residual is C itself, which is not to be overwritten before the end.
 void ComputePanelBuffered(const GemmF32Args& args, const Panel& panel, std::int64_t row, std::int64_t rows) {
-  alignas(64) float sums[kMinBlockRows * kPanelWidth];
-  for (std::int64_t i = 0; i < rows; i += kMinBlockRows) {
-    const std::int64_t count = rows - i < kMinBlockRows ? rows - i : kMinBlockRows;
+  alignas(64) float sums[kBufferedRows * kPanelWidth];
+  for (std::int64_t i = 0; i < rows; i += kBufferedRows) {
+    const std::int64_t count = Smaller(rows - i, kBufferedRows);
     for (std::int64_t k = 0; k < args.k; k += kBlockK) {
-      const std::int64_t k_end = args.k - k < kBlockK ? args.k : k + kBlockK;
+      const std::int64_t k_end = Smaller(args.k, k + kBlockK);
       const float* next = panel.packed + (k_end == args.k && i + count < rows ? 0 : k_end * panel.padded);
       ComputePanel(args, panel, row + i, count, k, k_end, {sums, kPanelWidth * kFloatBytes}, next);
     }
@@ -233,22 +253,14 @@ void ComputeFewRows(const GemmF32Args& args) {
   if (column < args.n_end) ComputePanelBuffered(args, PanelAt(args, column), 0, args.m);
 }
 
-HWY_INLINE std::int64_t Smaller(std::int64_t a, std::int64_t b) {
-  return a < b ? a : b;
-}
-
 HWY_NOINLINE void RunGemm(const GemmF32Args& args) {
   if (args.m <= kFewRows) return ComputeFewRows(args);
   // One tile passes over a panel once: then blocks of k would only store and load its sums.
-  const std::int64_t block_k = args.m <= kRowTile ? args.k : kBlockK;
+  const std::int64_t block_k = args.m <= kRowTile ? args.k : EvenShare(args.k, kBlockK, 16);
   const bool buffered = args.residual == args.c && block_k < args.k;
-  // Blocks of rows of about equal size, whole tiles each.
-  std::int64_t block_rows = kBlockABytes / (Smaller(block_k, args.k) * kFloatBytes) / kRowTile * kRowTile;
-  if (block_rows < kMinBlockRows || buffered) block_rows = kMinBlockRows;
+  std::int64_t block_rows = kBlockABytes / (Smaller(block_k, kBlockK) * kFloatBytes) / kRowTile * kRowTile;
   if (block_rows > kMaxBlockRows) block_rows = kMaxBlockRows;
-  const std::int64_t blocks = (args.m + block_rows - 1) / block_rows;
-  const std::int64_t share = (args.m + blocks - 1) / blocks;
-  block_rows = (share + kRowTile - 1) / kRowTile * kRowTile;
+  block_rows = EvenShare(args.m, buffered ? kBufferedRows : block_rows, kRowTile);
   const std::int64_t whole_end = buffered ? args.n_begin : args.n_end / kPanelWidth * kPanelWidth;
 
   for (std::int64_t row = 0; row < args.m; row += block_rows) {

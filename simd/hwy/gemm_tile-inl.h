@@ -13,6 +13,7 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr std::int64_t kFloatBytes = sizeof(float);
+constexpr std::int64_t kLineBytes = 64;  // of a cache
 
 // out[i][j] = start[i][j] + sum_k a[i][k] * b[k][j], k ascending. Strides of rows are in bytes.
 struct GemmTile {
@@ -127,7 +128,6 @@ template <int kRows, int kVectors, int kPanels>
 HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
   using V = hn::Vec<GemmTag>;
   constexpr int kColumns = kVectors * kPanels;
-  constexpr int kLineBytes = 64;
   const GemmTag d;
   V c[kRows][kColumns];
   HWY_UNROLL(8)
@@ -146,25 +146,37 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
   const std::ptrdiff_t prefetch_stride = tile.prefetch_stride;
   const std::int64_t k_end = tile.k;
   for (std::int64_t k = 0; k < k_end; ++k) {
-    V bv[kColumns];
     HWY_UNROLL(8)
     for (int p = 0; p < kPanels; ++p) {
       HWY_UNROLL(8)
-      for (int j = 0; j < kVectors; ++j) {
-        bv[p * kVectors + j] = hn::Load(d, b + p * b_panel + j * kLanes);
-      }
-      HWY_UNROLL(8)
-      for (int j = 0; j < kVectors * kLanes * kFloatBytes; j += kLineBytes)
+      for (std::int64_t j = 0; j < kVectors * kLanes * kFloatBytes; j += kLineBytes) {
         PrefetchLine(prefetch + p * b_panel * kFloatBytes + j);
+      }
+    }
+    prefetch += prefetch_stride;
+    // The fewer of both operands are held in registers, the others pass through one.
+    if constexpr (kRows < kColumns) {
+      V a_row[kRows];
+      HWY_UNROLL(8)
+      for (int i = 0; i < kRows; ++i) a_row[i] = hn::Set(d, a[i][k]);
+      HWY_UNROLL(24)
+      for (int j = 0; j < kColumns; ++j) {
+        const V b_column = hn::Load(d, b + j / kVectors * b_panel + j % kVectors * kLanes);
+        HWY_UNROLL(8)
+        for (int i = 0; i < kRows; ++i) c[i][j] = hn::MulAdd(a_row[i], b_column, c[i][j]);
+      }
+    } else {
+      V b_column[kColumns];
+      HWY_UNROLL(24)
+      for (int j = 0; j < kColumns; ++j) b_column[j] = hn::Load(d, b + j / kVectors * b_panel + j % kVectors * kLanes);
+      HWY_UNROLL(8)
+      for (int i = 0; i < kRows; ++i) {
+        const V a_row = hn::Set(d, a[i][k]);
+        HWY_UNROLL(24)
+        for (int j = 0; j < kColumns; ++j) c[i][j] = hn::MulAdd(a_row, b_column[j], c[i][j]);
+      }
     }
     b += b_stride;
-    prefetch += prefetch_stride;
-    HWY_UNROLL(8)
-    for (int i = 0; i < kRows; ++i) {
-      const V a_row = hn::Set(d, a[i][k]);
-      HWY_UNROLL(24)
-      for (int j = 0; j < kColumns; ++j) c[i][j] = hn::MulAdd(a_row, bv[j], c[i][j]);
-    }
   }
   HWY_UNROLL(8)
   for (int i = 0; i < kRows; ++i) {
