@@ -21,6 +21,7 @@
 
 #include "graph/scheduler.hpp"
 #include "graph/shutdown.hpp"
+#include "graph/thread_sanitizer.hpp"
 #include "platform/cpu_limits.hpp"
 
 namespace polyhead::graph {
@@ -68,45 +69,84 @@ class ForkGuard {
 };
 
 // One task per runner, each takes items until there are none left. max_slots: threads beyond it take nothing.
-void run_in_current_arena(ItemQueue& queue, int runners, int max_slots, tbb::task_group_context& context) {
-  tbb::parallel_for(
-      tbb::blocked_range<int>(0, runners, 1),
-      [&queue, max_slots](const tbb::blocked_range<int>&) {
-        const int slot = tbb::this_task_arena::current_thread_index();
-        if (slot < max_slots) queue.run(slot);
-      },
-      tbb::simple_partitioner(), context);
-}
+struct Runners {
+  ItemQueue& queue;
+  int count;
+  int max_slots;
+  CallEdges edges;
+
+  void take_items() const {
+    edges.enter_body();
+    const int slot = tbb::this_task_arena::current_thread_index();
+    if (slot < max_slots) queue.run(slot);
+    edges.leave_body();
+  }
+
+  void run_in_current_arena(tbb::task_group_context& context) const {
+    edges.before_work();
+    tbb::parallel_for(
+        tbb::blocked_range<int>(0, count, 1), [this](const tbb::blocked_range<int>&) { take_items(); },
+        tbb::simple_partitioner(), context);
+    edges.after_work();
+  }
+};
 
 // ---- an arena of our own
+
+// When all places of the arena are taken the function runs on one of its threads, while the caller sleeps.
+template <typename Function>
+void execute_in(tbb::task_arena& arena, const Function& function) {
+  CallEdges edges;
+  edges.before_work();
+  arena.execute([&edges, &function] {
+    edges.enter_body();
+    function();
+    edges.leave_body();
+  });
+  edges.after_work();
+}
 
 // Workers come and go between all arenas of the process, so each is pinned when it enters ours and set free when it leaves.
 class PinningObserver final : public tbb::task_scheduler_observer {
  public:
   PinningObserver(tbb::task_arena& arena, const std::vector<int>& cpus, const Log& log)
       : tbb::task_scheduler_observer(arena), cpus_(cpus), before_(platform::allowed_cpus()), log_(log) {
+    edges_.before_work();
     observe(true);
   }
-  ~PinningObserver() override { observe(false); }
+  ~PinningObserver() override {
+    observe(false);  // waits for callbacks
+    edges_.after_work();
+  }
 
   void on_scheduler_entry(bool is_worker) override {
     if (!is_worker) return;
+    edges_.enter_body();
+    pin();
+    edges_.leave_body();
+  }
+  void on_scheduler_exit(bool is_worker) override {
+    if (!is_worker) return;
+    edges_.enter_body();
+    platform::set_current_thread_cpus(before_);
+    edges_.leave_body();
+  }
+
+ private:
+  void pin() {
     const int cpu = cpus_[static_cast<std::size_t>(tbb::this_task_arena::current_thread_index()) % cpus_.size()];
     if (platform::pin_current_thread(cpu) || !log_) return;
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!warned_.insert(cpu).second) return;
     log_(LogLevel::warning, ("cannot pin a worker thread to CPU " + std::to_string(cpu) + "; it runs unpinned").c_str());
   }
-  void on_scheduler_exit(bool is_worker) override {
-    if (is_worker) platform::set_current_thread_cpus(before_);
-  }
 
- private:
   const std::vector<int>& cpus_;
   const std::vector<int> before_;
   const Log& log_;
   std::mutex mutex_;
   std::set<int> warned_;
+  CallEdges edges_;
 };
 
 struct Arena {
@@ -152,16 +192,16 @@ class ArenaScheduler final : public SchedulerBase {
     queue.count = count;
     queue.function = function;
     queue.argument = argument;
-    const int runners = static_cast<int>(std::min(count, static_cast<std::size_t>(threads_)));
+    const Runners runners{queue, static_cast<int>(std::min(count, static_cast<std::size_t>(threads_))), threads_, {}};
     // Inside a body the wait is isolated: it must start no other body, whose slot would be this one's. Outside it is not, so
     // that a caller whose own items are done helps with what the workers' bodies have opened.
     const bool nested = current_body().scheduler == this;
     tbb::task_group_context context(context_kind, context_traits);
-    arena().execute([&] {
+    execute_in(arena(), [&] {
       if (nested) {
-        tbb::this_task_arena::isolate([&] { run_in_current_arena(queue, runners, threads_, context); });
+        tbb::this_task_arena::isolate([&] { runners.run_in_current_arena(context); });
       } else {
-        run_in_current_arena(queue, runners, threads_, context);
+        runners.run_in_current_arena(context);
       }
     });
   }
@@ -225,11 +265,13 @@ class FlowGraphRunner final : public GraphRunner {
     function_ = function;
     argument_ = argument;
     tbb::task_arena& arena = scheduler_.arena();
-    if (flow_ == nullptr) arena.execute([this] { build(); });  // a flow graph belongs to the arena it is made in
+    if (flow_ == nullptr) execute_in(arena, [this] { build(); });  // a flow graph belongs to the arena it is made in
     flow_->context.capture_fp_settings();
-    arena.execute([this] {
+    execute_in(arena, [this] {
+      call_edges_.before_work();
       for (NodeId source : sources_) flow_->nodes[source].try_put(tbb::flow::continue_msg());
       flow_->graph.wait_for_all();
+      call_edges_.after_work();
     });
   }
 
@@ -246,11 +288,27 @@ class FlowGraphRunner final : public GraphRunner {
     std::deque<tbb::flow::continue_node<tbb::flow::continue_msg>> nodes;
   };
 
+  void run_node(NodeId node) {
+    call_edges_.enter_body();
+    if constexpr (thread_sanitizer) {
+      for (std::size_t edge = 0; edge < edges_.size(); ++edge) {
+        if (edges_[edge].second == node) happens_after(&edges_[edge]);
+      }
+    }
+    function_(argument_, node, tbb::this_task_arena::current_thread_index());
+    if constexpr (thread_sanitizer) {
+      for (std::size_t edge = 0; edge < edges_.size(); ++edge) {
+        if (edges_[edge].first == node) happened_before(&edges_[edge]);
+      }
+    }
+    call_edges_.leave_body();
+  }
+
   void build() {
     auto flow = std::make_unique<Flow>();
     for (NodeId node = 0; node < size_; ++node) {
       flow->nodes.emplace_back(flow->graph, [this, node](const tbb::flow::continue_msg&) {
-        function_(argument_, node, tbb::this_task_arena::current_thread_index());
+        run_node(node);
         return tbb::flow::continue_msg();
       });
     }
@@ -264,6 +322,7 @@ class FlowGraphRunner final : public GraphRunner {
   std::vector<NodeId> sources_;  // heaviest first
   ItemFunction function_ = nullptr;
   void* argument_ = nullptr;
+  CallEdges call_edges_;
   std::unique_ptr<Flow> flow_;
 };
 
@@ -296,9 +355,9 @@ class CallingArenaScheduler final : public SchedulerBase {
     queue.count = count;
     queue.function = function;
     queue.argument = argument;
-    const int runners = static_cast<int>(std::min(count, static_cast<std::size_t>(threads_)));
+    const Runners runners{queue, static_cast<int>(std::min(count, static_cast<std::size_t>(threads_))), slots_, {}};
     tbb::task_group_context context(context_kind, context_traits);
-    tbb::this_task_arena::isolate([&] { run_in_current_arena(queue, runners, slots_, context); });
+    tbb::this_task_arena::isolate([&] { runners.run_in_current_arena(context); });
   }
 
  private:
