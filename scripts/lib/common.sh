@@ -49,6 +49,8 @@ need_venv() {
 use_ccache() {
   if command -v ccache >/dev/null; then
     export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+    # Paths below the checkout count as relative ones, so that builds two folders deep in any checkout share their objects.
+    export CCACHE_BASEDIR=$POLYHEAD_ROOT
   fi
 }
 
