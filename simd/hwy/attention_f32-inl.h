@@ -317,6 +317,7 @@ class AttentionRun {
         StartBlock<Shape>(args_, row, scale, space_.blocks[count]);
         row += static_cast<std::int64_t>(space_.blocks[count].rows);
       }
+      rows_ahead_ = row - space_.blocks[0].first_row;
       Keys(count);
       for (size_t i = 0; i < count; ++i) FinishBlock(args_, space_.blocks[i], space_.statistics);
     }
@@ -387,6 +388,7 @@ class AttentionRun {
         mask.bias_rows = space_.bias;
       }
     }
+    if (!block.started) FetchRows(block);
     const bool excludes = mask.structural || mask.boolean != Varies::absent || mask.bias != Varies::absent;
 
     tile.key = Offset(args_.key, static_cast<std::ptrdiff_t>(key) * args_.key_stride);
@@ -402,6 +404,23 @@ class AttentionRun {
     tile.statistics = space_.statistics;
     ComputeTileOfWidth<Shape>(block, tile);
     return true;
+  }
+
+  // Asks for the memory that a block's end and its successor's start will touch: else these transposes wait for it row by row.
+  void FetchRows(const RowBlock& block) const {
+    const RowMap<const float> query = {args_.query, args_.query_stride, args_.query_head_stride, args_.group};
+    const RowMap<float> out = {args_.out, args_.out_stride, args_.out_head_stride, args_.group};
+    for (size_t lane = 0; lane < block.rows; ++lane) {
+      const std::int64_t row = block.first_row + static_cast<std::int64_t>(lane);
+      if (!args_.partial) {
+        const float* to = out.At(row);
+        for (std::int64_t e = 0; e < args_.value_dim; e += 16) __builtin_prefetch(to + e, 1, 2);
+      }
+      if (row + rows_ahead_ < args_.row_end) {
+        const float* from = query.At(row + rows_ahead_);
+        for (std::int64_t d = 0; d < args_.head_dim; d += 16) __builtin_prefetch(from + d, 0, 2);
+      }
+    }
   }
 
   bool Poisoned(std::int64_t key, std::int64_t end) {
@@ -420,6 +439,7 @@ class AttentionRun {
   const Varies bias_;
   Allowed keys_allowed_ = Allowed::all;
   bool fetch_ = true;
+  std::int64_t rows_ahead_ = 0;
   Workspace space_;
 };
 
