@@ -608,7 +608,8 @@ TEST_F(FreshProcess, ShutdownEndsTheWorkersAndRuntimesStayUsable) {
           run(execution, [](NodeId, int) { work_a_little(); });
           if (add_up(scheduler, 0) != right_sum) std::exit(2);
           if (!shutdown()) std::exit(3);
-          if (thread_count() != before) std::exit(4);
+          // ThreadSanitizer starts a thread of its own beside the first one of ours.
+          if (!graph::thread_sanitizer && thread_count() != before) std::exit(4);
         }
         if (add_up(scheduler, 1.5) != right_sum) std::exit(5);
         std::exit(0);
