@@ -96,7 +96,7 @@ struct FewRowsTile {
 };
 
 // For a whole product of few rows: as many of the panels that are left at once as registers allow.
-HWY_INLINE FewRowsTile FewRowsTileFor(std::int64_t rows, std::int64_t panels) {
+HWY_INLINE FewRowsTile FewRowsTileFor(std::int64_t rows, [[maybe_unused]] std::int64_t panels) {
 #if !HWY_HAVE_SCALABLE
   constexpr int kV = kPanelVectors;
   if constexpr (kManyRegisters) {
