@@ -45,6 +45,8 @@ struct EncoderShape {
 };
 
 struct EncoderLayer {
+  // The packed weights of all four: together they are large enough for huge pages, and few rows are bound by reading them.
+  platform::AlignedBuffer packed;
   Linear qkv, attention_out, feed_forward_in, feed_forward_out;
   platform::AlignedBuffer attention_gamma, attention_beta, feed_forward_gamma, feed_forward_beta;  // [hidden] or nothing
 };

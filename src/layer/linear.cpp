@@ -33,15 +33,25 @@ platform::AlignedBuffer copy_vector(const TensorView& view) {
   return buffer;
 }
 
-Linear::Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts)
+std::size_t Linear::packed_bytes(const simd::GemmKernel& kernel, const std::vector<Part>& parts) {
+  std::int64_t n = 0;
+  for (const Part& part : parts) n += part.weight.shape[0];
+  return kernel.packed_bytes(n, parts[0].weight.shape[1]);
+}
+
+Linear::Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, float* packed)
     : kernel_(&kernel), k_(parts[0].weight.shape[1]) {
   for (const Part& part : parts) n_ += part.weight.shape[0];
-  packed_ = platform::AlignedBuffer(kernel.packed_bytes(n_, k_));
+  if (packed == nullptr) {
+    own_packed_ = platform::AlignedBuffer(kernel.packed_bytes(n_, k_));
+    packed = own_packed_.as<float>();
+  }
+  packed_ = packed;
 
   simd::PackF32Args pack;
   pack.n = n_;
   pack.k = k_;
-  pack.packed = packed_.as<float>();
+  pack.packed = packed;
   platform::AlignedBuffer stacked;
   if (parts.size() == 1) {
     const TensorView& weight = parts[0].weight;
@@ -77,7 +87,7 @@ simd::GemmF32Args Linear::arguments(const Rows& rows, simd::Activation activatio
   simd::GemmF32Args args;
   args.a = rows.x;
   args.a_stride = rows.x_stride;
-  args.packed = packed_.as<float>();
+  args.packed = packed_;
   args.bias = has_bias_ ? bias_.as<float>() : nullptr;
   args.residual = rows.residual;
   args.residual_stride = rows.residual_stride;

@@ -30,8 +30,11 @@ class Linear {
   };
 
   Linear() = default;
-  // Several parts are stacked: their output features follow each other.
-  Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts);
+  // Several parts are stacked: their output features follow each other. packed: packed_bytes(kernel, parts) bytes, 64-byte
+  // aligned, that outlive the object; null for memory of its own.
+  Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, float* packed = nullptr);
+
+  static std::size_t packed_bytes(const simd::GemmKernel& kernel, const std::vector<Part>& parts);
 
   std::int64_t in_features() const noexcept { return k_; }
   std::int64_t out_features() const noexcept { return n_; }
@@ -44,7 +47,8 @@ class Linear {
 
   const simd::GemmKernel* kernel_ = nullptr;
   std::int64_t n_ = 0, k_ = 0;
-  platform::AlignedBuffer packed_, bias_;
+  const float* packed_ = nullptr;
+  platform::AlignedBuffer own_packed_, bias_;
   bool has_bias_ = false;
 };
 
