@@ -72,13 +72,21 @@ TEST_P(MaskTest, AnOffsetIsGivenPerItem) {
 }
 
 TEST_P(MaskTest, HugeOffsetsDoNotOverflow) {
+  const std::int64_t most = std::int64_t{1} << 60;  // beyond it an offset is refused
   AttentionCase test = mean_index(2, 6, Mask::causal(Causal::offset) & Mask::offsets() & Mask::window(3, Mask::unbounded), 4);
-  const std::int64_t most = std::numeric_limits<std::int64_t>::max(), least = std::numeric_limits<std::int64_t>::min();
-  test.offsets = integers(DType::i64, {std::int64_t{1} << 40, -(std::int64_t{1} << 40), most, least});
+  test.offsets = integers(DType::i64, {std::int64_t{1} << 40, -(std::int64_t{1} << 40), most, -most});
   EXPECT_EQ(out_of(test), (std::vector<float>(8, 0)));  // far right of the window, or left of the first key
   AttentionCase causal = mean_index(2, 6, Mask::causal(Causal::offset) & Mask::offsets(), 2);
-  causal.offsets = integers(DType::i64, {most, least});
+  causal.offsets = integers(DType::i64, {most, -most});
   expect_near(out_of(causal), {2.5, 2.5, 0, 0});
+  causal.offsets = integers(DType::i64, {0, std::numeric_limits<std::int64_t>::max()});
+  try {
+    out_of(causal);
+    ADD_FAILURE() << "an offset of 2^63 - 1 was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("offsets[1]"), std::string::npos) << error.what();
+  }
 }
 
 TEST_P(MaskTest, PrefillThenSingleStepsEqualOnePass) {

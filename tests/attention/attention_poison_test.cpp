@@ -198,8 +198,17 @@ TEST_P(PoisonTest, AScoreOfMinusInfinityExcludesItsKey) {
     AttentionCase test = make_case(attention_spec(1, 1, 1, query_length, 30, 4, 8), random);
     fill(test.query, 1.0);
     fill(slice(test.key, 2, 3, 4), -infinity);
+    EXPECT_TRUE(run_and_compare(test, runtime()));
     fill(slice(test.value, 2, 3, 4), not_a_number);  // a key that is excluded takes its value with it
     EXPECT_TRUE(run_and_compare(test, runtime()));
+  }
+}
+
+TEST_P(PoisonTest, ARowWhoseScoresAreAllMinusInfinityIsEmpty) {
+  for (const std::int64_t query_length : {1, 5, 20}) {
+    Random random(16);
+    AttentionCase test = make_case(attention_spec(1, 1, 1, query_length, 30, 4, 8), random);
+    fill(test.query, 1.0);
     fill(test.key, -infinity);
     EXPECT_TRUE(run_and_compare(test, runtime()));
     EXPECT_EQ(run_fresh(test, runtime())({0, 0, 0, 0}), 0);

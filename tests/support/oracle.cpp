@@ -123,7 +123,11 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
             absolute += std::fabs(term);
           }
           score[i] = scale * dot;
-          if (mask.has_bias) score[i] += broadcast_element(inputs.bias, b, h, t, s);
+          if (mask.has_bias) {
+            // A bias of -inf masks the key, also where the score that it is added to is NaN.
+            const double bias = broadcast_element(inputs.bias, b, h, t, s);
+            score[i] = bias == -infinity ? -infinity : score[i] + bias;
+          }
           seen[i] = score[i] != -infinity;
           if (!seen[i]) continue;
           any = true;

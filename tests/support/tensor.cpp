@@ -292,9 +292,9 @@ Tensor Tensor::ordered(DType dtype, const Sizes& shape, const std::vector<int>& 
   return Tensor(dtype, shape, strides);
 }
 
-// 0x7FD3: read in twos it is a NaN of f16 and bf16, in fours a NaN of f32, in eights one of f64; as an integer it is huge.
+// 0xFFFB: read in twos, fours or eights it is a quiet NaN of f16, bf16, f32 and f64, and a negative number of the integers.
 void Tensor::poison() {
-  for (std::size_t i = 0; i < bytes_; ++i) begin_[i] = (reinterpret_cast<std::uintptr_t>(begin_ + i) & 1) == 0 ? 0xD3 : 0x7F;
+  for (std::size_t i = 0; i < bytes_; ++i) begin_[i] = (reinterpret_cast<std::uintptr_t>(begin_ + i) & 1) == 0 ? 0xFB : 0xFF;
 }
 
 bool Tensor::surroundings_intact() const {
@@ -305,7 +305,7 @@ bool Tensor::surroundings_intact() const {
     for (std::size_t i = 0; i < size; ++i) element[position + i] = true;
   });
   for (std::size_t i = 0; i < bytes_; ++i) {
-    const unsigned char expected = (reinterpret_cast<std::uintptr_t>(begin_ + i) & 1) == 0 ? 0xD3 : 0x7F;
+    const unsigned char expected = (reinterpret_cast<std::uintptr_t>(begin_ + i) & 1) == 0 ? 0xFB : 0xFF;
     if (!element[i] && begin_[i] != expected) return false;
   }
   return true;
