@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "api/checks.hpp"
+#include "api/entry.hpp"
 #include "api/runtime_state.hpp"
 #include "plan/attention_plan.hpp"
 
@@ -244,10 +245,10 @@ class AttentionPlanState {
 }  // namespace detail
 
 AttentionPlan::AttentionPlan(const AttentionSpec& spec, const Runtime& runtime)
-    : state_(std::make_shared<const detail::AttentionPlanState>(spec, runtime)) {}
+    : state_(api::entry([&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); })) {}
 
 void AttentionPlan::run(const AttentionInputs& inputs, const RunOptions& options) const {
-  state_->run(inputs, options);
+  api::entry([&] { state_->run(inputs, options); });
 }
 
 std::size_t AttentionPlan::workspace_bytes() const noexcept {
@@ -259,7 +260,7 @@ const AttentionSpec& AttentionPlan::spec() const noexcept {
 }
 
 std::string AttentionPlan::explain() const {
-  return state_->plan().explain();
+  return api::entry([&] { return state_->plan().explain(); });
 }
 
 namespace {
@@ -314,9 +315,11 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
   }
   key.add(flags);
-  const auto plan = runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
-      key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });
-  plan->run(inputs, {});
+  api::entry([&] {
+    const auto plan = runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
+        key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });
+    plan->run(inputs, {});
+  });
 }
 
 }  // namespace polyhead

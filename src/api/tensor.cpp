@@ -87,7 +87,8 @@ TensorView::TensorView(const void* data_in, DType dtype_in, int rank_in, const s
   }
 }
 
-TensorView TensorView::blhd(const float* memory_start, std::int64_t batch, std::int64_t length, std::int64_t heads, std::int64_t dim) {
+TensorView TensorView::blhd(const float* memory_start, std::int64_t batch, std::int64_t length, std::int64_t heads,
+                            std::int64_t dim) {
   TensorView memory(memory_start, DType::f32, {batch, length, heads, dim});  // checks sizes and overflow
   TensorView view = memory;
   view.shape[1] = heads;

@@ -60,6 +60,7 @@ AttentionCut cut_work(const AttentionShape& shape, const Mask& mask, const Atten
 }  // namespace
 
 struct AttentionPlan::Lease {
+  std::unique_ptr<Lease> next;
   std::unique_ptr<graph::Execution> execution;  // made by the first run that needs threads
   platform::AlignedBuffer own_workspace;        // made by the first run that brings none
   platform::AlignedBuffer side;
@@ -129,12 +130,13 @@ AttentionPlan::~AttentionPlan() = default;
 AttentionPlan::LeaseHandle::LeaseHandle(const AttentionPlan& plan, void* workspace) : plan_(plan) {
   {
     const std::lock_guard<std::mutex> lock(plan.free_mutex_);
-    if (!plan.free_.empty()) {
-      lease_ = std::move(plan.free_.back());
-      plan.free_.pop_back();
+    if (plan.free_) {
+      lease_ = std::move(plan.free_);
+      plan.free_ = std::move(lease_->next);
     }
   }
   if (!lease_) lease_ = std::make_unique<Lease>();
+  lease_->workspace = nullptr;
   if (!workspace) {
     lease_->own_workspace.reserve(plan.workspace_bytes_);
     workspace = lease_->own_workspace.data();
@@ -144,7 +146,8 @@ AttentionPlan::LeaseHandle::LeaseHandle(const AttentionPlan& plan, void* workspa
 
 AttentionPlan::LeaseHandle::~LeaseHandle() {
   const std::lock_guard<std::mutex> lock(plan_.free_mutex_);
-  plan_.free_.push_back(std::move(lease_));
+  lease_->next = std::move(plan_.free_);
+  plan_.free_ = std::move(lease_);
 }
 
 std::int64_t* AttentionPlan::LeaseHandle::key_lengths() const {

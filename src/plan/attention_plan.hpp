@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "graph/task_graph.hpp"
 #include "plan/attention_work.hpp"
@@ -80,7 +79,7 @@ class AttentionPlan {
   std::size_t partials_offset_ = 0, counters_offset_ = 0, slots_offset_ = 0, workspace_bytes_ = 0;
   std::size_t partial_stride_ = 0;  // floats of one split's partial result
   mutable std::mutex free_mutex_;
-  mutable std::vector<std::unique_ptr<Lease>> free_;
+  mutable std::unique_ptr<Lease> free_;  // a list through Lease::next, so that giving one back cannot fail
 };
 
 }  // namespace polyhead::plan
