@@ -71,7 +71,6 @@ struct AttentionPlan::Lease {
 struct AttentionPlan::Run {
   const AttentionPlan* plan = nullptr;
   const AttentionOperands* operands = nullptr;
-  AttentionChoice choice;
   char* workspace = nullptr;
 };
 
@@ -103,13 +102,16 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, do
   graph_ = std::move(description);
 
   // A smaller run may be served by another kernel, or split where the largest is not: scratch is the most any of them asks.
-  for (const std::int64_t length :
-       {maximum_.query_length, std::int64_t{64} / maximum_.group(), std::int64_t{8} / maximum_.group(), std::int64_t{1}}) {
-    AttentionShape shape = maximum_;
-    shape.query_length = std::min(length, maximum_.query_length);
-    if (shape.query_length == 0) continue;
-    const AttentionChoice choice = choose_attention(shape, mask_, length_invariant_, kernels_);
-    slot_bytes_ = std::max(slot_bytes_, align(scratch_bytes(choice, shape, shape.rows())));
+  const std::int64_t group = maximum_.group();
+  for (const std::int64_t queries : {maximum_.query_length, 64 / group, 8 / group, 4 / group, std::int64_t{1}}) {
+    for (const std::int64_t keys : {maximum_.key_length, long_keys - 1}) {
+      AttentionShape shape = maximum_;
+      shape.query_length = std::min(queries, maximum_.query_length);
+      shape.key_length = std::min(keys, maximum_.key_length);
+      if (shape.query_length == 0) continue;
+      const AttentionChoice choice = choose_attention(shape, mask_, length_invariant_, kernels_);
+      slot_bytes_ = std::max(slot_bytes_, align(scratch_bytes(choice, shape, shape.rows())));
+    }
   }
   std::size_t bytes = 2 * align(static_cast<std::size_t>(maximum_.batch) * sizeof(std::int64_t));
   slots_offset_ = bytes;
@@ -164,7 +166,8 @@ void* AttentionPlan::LeaseHandle::side_memory(std::size_t bytes) const {
   return lease_->side.data();
 }
 
-double AttentionPlan::estimate_ns(const AttentionChoice& choice, const AttentionOperands& operands) const {
+double AttentionPlan::estimate_ns(const AttentionOperands& operands) const {
+  const AttentionChoice choice = choose_attention(operands.shape, operands.mask, length_invariant_, kernels_);
   const AttentionOperands shape_only = structure_only(operands.shape, operands.mask);
   return piece_cost_ns(choice, shape_only, 0, 0, operands.shape.rows()) *
          static_cast<double>(operands.shape.batch * operands.shape.kv_heads);
@@ -179,23 +182,24 @@ void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch)
   const std::int64_t begin = row_piece * cut_.rows_per_piece, end = std::min(begin + cut_.rows_per_piece, shape.rows());
   if (batch >= shape.batch || begin >= end) return;
 
-  const std::int64_t key_length = operands.mask.has_key_lengths ? operands.key_lengths[batch] : shape.key_length;
-  const std::int64_t splits = split_count(run.choice, key_length);
+  const AttentionShape own = own_shape(operands, batch);
+  const AttentionChoice choice = choose_attention(own, operands.mask, length_invariant_, kernels_);
+  const std::int64_t splits = split_count(choice, own.key_length);
   if (splits == 1 || splits > cut_.splits) {
-    if (split == 0) run_rows(run.choice, operands, batch, kv_head, begin, end, scratch);
+    if (split == 0) run_rows(choice, operands, batch, kv_head, begin, end, scratch);
     return;
   }
   if (split >= splits) return;
   auto* partials = reinterpret_cast<float*>(run.workspace + partials_offset_);
   const auto first = static_cast<std::size_t>(row_piece_index * cut_.splits);
-  run_rows_of_split(run.choice, operands, batch, kv_head, begin, end, split,
+  run_rows_of_split(choice, operands, batch, kv_head, begin, end, split,
                     partials + (first + static_cast<std::size_t>(split)) * partial_stride_, scratch);
   // Whoever finishes a row piece's last split merges them all, in ascending order of keys: no node of its own, no waiting.
   auto* counters = reinterpret_cast<std::atomic<std::int32_t>*>(run.workspace + counters_offset_);
   if (counters[row_piece_index].fetch_add(1, std::memory_order_acq_rel) + 1 < splits) return;
   auto** pointers = reinterpret_cast<const float**>(scratch);
   for (std::int64_t i = 0; i < splits; ++i) pointers[i] = partials + (first + static_cast<std::size_t>(i)) * partial_stride_;
-  merge_rows(run.choice, operands, batch, kv_head, begin, end, pointers, splits);
+  merge_rows(choice, operands, batch, kv_head, begin, end, pointers, splits);
 }
 
 void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& operands, const std::atomic<bool>* cancel) const {
@@ -204,7 +208,6 @@ void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& oper
   Run run;
   run.plan = this;
   run.operands = &operands;
-  run.choice = choose_attention(shape, operands.mask, length_invariant_, kernels_);
   run.workspace = handle.lease().workspace;
   char* slots = run.workspace + slots_offset_;
   if (cut_.splits > 1) {
@@ -214,7 +217,7 @@ void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& oper
     }
   }
 
-  if (scheduler_->threads() == 1 || cut_.nodes == 1 || estimate_ns(run.choice, operands) < inline_below_ns) {
+  if (scheduler_->threads() == 1 || cut_.nodes == 1 || estimate_ns(operands) < inline_below_ns) {
     const std::int64_t pieces_of_head = cut_.row_pieces * cut_.splits;
     const std::int64_t used = divide_up(shape.rows(), cut_.rows_per_piece) * cut_.splits;
     for (std::int64_t head = 0; head < shape.batch * shape.kv_heads; ++head) {

@@ -64,7 +64,7 @@ class AttentionPlan {
  private:
   struct Run;
   void run_piece(const Run& run, std::int64_t piece, char* scratch) const;
-  double estimate_ns(const AttentionChoice& choice, const AttentionOperands& operands) const;
+  double estimate_ns(const AttentionOperands& operands) const;
 
   AttentionShape maximum_;
   Mask mask_;

@@ -8,8 +8,9 @@ namespace polyhead::plan {
 namespace {
 
 // Rows a kv head up to which row-major scores win: few rows leave most lanes of the transposed kernel idle, and reading K and
-// V once is then all that counts.
-constexpr std::int64_t decode_rows = 8;
+// V once is then all that counts. With twice as many rows that is so only where K and V come from memory.
+constexpr std::int64_t decode_rows = 4;
+constexpr std::int64_t decode_rows_of_long_keys = 8;
 
 // Up to this many rows a kv head, a long key sequence is the only thing to cut, so keys are split at fixed multiples.
 constexpr std::int64_t split_rows = 64;
@@ -104,7 +105,7 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
     choice.reason = "transposed scores: bits must not depend on the query length";
     return choice;
   }
-  if (shape.rows() <= decode_rows) {
+  if (shape.rows() <= decode_rows || (shape.rows() <= decode_rows_of_long_keys && shape.key_length >= long_keys)) {
     choice.kernel = kernels.decode_f32;
     choice.reason = "row-major scores: few query rows a kv head";
   } else {
@@ -115,8 +116,14 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
   return choice;
 }
 
+AttentionShape own_shape(const AttentionOperands& o, std::int64_t batch) {
+  AttentionShape shape = o.shape;
+  if (o.mask.has_key_lengths) shape.key_length = o.key_lengths[batch];
+  return shape;
+}
+
 KeyRange key_range(const AttentionOperands& o, std::int64_t batch, std::int64_t row_begin, std::int64_t row_end) {
-  const std::int64_t keys = o.mask.has_key_lengths ? o.key_lengths[batch] : o.shape.key_length;
+  const std::int64_t keys = own_shape(o, batch).key_length;
   std::int64_t offset = 0;
   if (o.mask.causality == Causal::bottom_right) offset = keys - o.shape.query_length;
   if (o.mask.has_offsets) offset = o.offsets[batch];
@@ -222,8 +229,7 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
               std::int64_t row_begin, std::int64_t row_end, void* scratch) {
   if (row_begin >= row_end) return;
   // The number of splits comes from the row's own key length, so that a row has the same bits in any batch.
-  const std::int64_t key_length = o.mask.has_key_lengths ? o.key_lengths[batch] : o.shape.key_length;
-  const std::int64_t splits = split_count(choice, key_length);
+  const std::int64_t splits = split_count(choice, own_shape(o, batch).key_length);
   if (splits > 1) {
     const std::size_t stride = partial_floats(o.shape, row_end - row_begin);
     char* memory = static_cast<char*>(scratch);

@@ -17,8 +17,9 @@ struct AttentionShape {
   std::int64_t rows() const { return query_length * group(); }  // of one kv head
 };
 
-// Which kernel, and at which multiples keys are split. A function of the row's own shape (head sizes, query length, group,
-// key length, kind of mask) and of the target, never of batch, the number of heads or threads: the bits depend on it.
+// Which kernel, and at which multiples keys are split. A function of the row's own shape (head sizes, query length, group, its
+// batch item's key length, kind of mask) and of the target, never of batch, the number of heads or threads: the bits depend on
+// it. `shape.key_length` must therefore be the batch item's own length where lengths are given (own_shape below).
 struct AttentionChoice {
   const simd::AttentionKernel* kernel = nullptr;
   const simd::MergeKernel* merge = nullptr;
@@ -26,6 +27,9 @@ struct AttentionChoice {
   double gigaflops = 1;        // the target's rate, for estimates only
   const char* reason = "";
 };
+
+// From this many keys on, K and V of a head come from memory rather than from a cache.
+constexpr std::int64_t long_keys = 4096;
 
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, bool length_invariant,
                                  const dispatch::KernelTable& kernels);
@@ -48,6 +52,9 @@ struct AttentionOperands {
   const float* bias = nullptr;
   std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
 };
+
+// The run's shape as batch item `batch` sees it: with its own key length.
+AttentionShape own_shape(const AttentionOperands& operands, std::int64_t batch);
 
 // The keys that rows [row_begin, row_end) of a batch item may see by structure, and the visibility limits for the kernel.
 struct KeyRange {
