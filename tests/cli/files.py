@@ -1,4 +1,5 @@
 """The two file formats the command reads and writes, as far as its tests need them, without NumPy."""
+
 import array
 import ast
 import json

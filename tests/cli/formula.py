@@ -1,4 +1,5 @@
 """Attention written from its definition, in Python's double precision, on nested lists."""
+
 import math
 
 
@@ -31,7 +32,9 @@ def attention(query, key, value, scale=None, allowed=lambda b, h, t, s: True, bi
 
 def affine(x, weight, bias):
     """x [L][in], weight [out][in], bias [out] or None."""
-    return [[sum(a * w for a, w in zip(row, weights)) + (bias[o] if bias else 0.0) for o, weights in enumerate(weight)] for row in x]
+    return [
+        [sum(a * w for a, w in zip(row, weights)) + (bias[o] if bias else 0.0) for o, weights in enumerate(weight)] for row in x
+    ]
 
 
 def split_heads(x, heads):

@@ -1,4 +1,5 @@
 """Runs the polyhead command: test_command_line.py PATH_TO_POLYHEAD [unittest's arguments]."""
+
 import json
 import math
 import os
@@ -64,7 +65,7 @@ class CommandTest(unittest.TestCase):
         expected = flat(expected)
         self.assertEqual(len(values), len(expected))
         for index, (got, wanted) in enumerate(zip(values, expected)):
-            if got != wanted:   # equal infinities are right
+            if got != wanted:  # equal infinities are right
                 self.assertLessEqual(abs(got - wanted), tolerance, f"element {index}: {got}, expected {wanted}")
 
 
@@ -79,8 +80,17 @@ class UsageTest(CommandTest):
         self.assertRegex(self.succeed("--version"), r"\Apolyhead \d+\.\d+\.\d+\n\Z")
 
     def test_wrong_command_lines(self):
-        for arguments in ([], ["walk"], ["run"], ["info", "--colour"], ["info", "--threads", "-1"], ["info", "--threads", "many"],
-                          ["run", "attention", "--query", "q.npy"], ["run", "layer", "--heads", "0"], ["bench"]):
+        for arguments in (
+            [],
+            ["walk"],
+            ["run"],
+            ["info", "--colour"],
+            ["info", "--threads", "-1"],
+            ["info", "--threads", "many"],
+            ["run", "attention", "--query", "q.npy"],
+            ["run", "layer", "--heads", "0"],
+            ["bench"],
+        ):
             self.refuse(2, *arguments, says="--help")
 
     def test_unknown_instruction_set(self):
@@ -118,7 +128,19 @@ class RunAttentionTest(CommandTest):
         query_path, query = self.array("q.npy", b, h, t, d)
         key_path, key = self.array("k.npy", b, g, s, d)
         value_path, value = self.array("v.npy", b, g, s, e)
-        arguments = ["run", "attention", "--query", query_path, "--key", key_path, "--value", value_path, "--out", self.path("o.npy"), *options]
+        arguments = [
+            "run",
+            "attention",
+            "--query",
+            query_path,
+            "--key",
+            key_path,
+            "--value",
+            value_path,
+            "--out",
+            self.path("o.npy"),
+            *options,
+        ]
         if lse:
             arguments += ["--lse", self.path("l.npy")]
         if isa:
@@ -145,21 +167,29 @@ class RunAttentionTest(CommandTest):
         self.attention((1, 4, 2, 4, 9, 8, 8), ["--causal", "bottom-right"], allowed=lambda b, h, t, s: s <= t + 5)
 
     def test_window(self):
-        self.attention((1, 2, 2, 9, 9, 8, 8), ["--causal", "top-left", "--window", "2,0"], allowed=lambda b, h, t, s: t - 2 <= s <= t)
+        self.attention(
+            (1, 2, 2, 9, 9, 8, 8), ["--causal", "top-left", "--window", "2,0"], allowed=lambda b, h, t, s: t - 2 <= s <= t
+        )
         self.attention((1, 2, 2, 9, 9, 8, 8), ["--window", "-1,1"], allowed=lambda b, h, t, s: s <= t + 1)
 
     def test_key_lengths_and_a_row_without_keys(self):
         write_npy(self.path("n.npy"), [3], [6, 0, 2], "<i8")
         lengths = [6, 0, 2]
-        out = self.attention((3, 2, 2, 3, 6, 8, 8), ["--key-lengths", self.path("n.npy")], lse=True, allowed=lambda b, h, t, s: s < lengths[b])
+        out = self.attention(
+            (3, 2, 2, 3, 6, 8, 8), ["--key-lengths", self.path("n.npy")], lse=True, allowed=lambda b, h, t, s: s < lengths[b]
+        )
         self.assertEqual(set(flat(out[1])), {0.0})
 
     def test_boolean_mask_and_bias(self):
         mask = [self.random.random() < 0.6 for _ in range(4 * 6)]
         write_npy(self.path("m.npy"), [4, 6], mask, "|b1")
         bias_path, bias = self.array("b.npy", 2, 1, 4, 6)
-        self.attention((2, 2, 2, 4, 6, 8, 8), ["--mask", self.path("m.npy"), "--bias", bias_path],
-                       allowed=lambda b, h, t, s: mask[t * 6 + s], bias=lambda b, h, t, s: bias[b][0][t][s])
+        self.attention(
+            (2, 2, 2, 4, 6, 8, 8),
+            ["--mask", self.path("m.npy"), "--bias", bias_path],
+            allowed=lambda b, h, t, s: mask[t * 6 + s],
+            bias=lambda b, h, t, s: bias[b][0][t][s],
+        )
 
     def test_scale(self):
         self.attention((1, 1, 1, 3, 5, 8, 8), ["--scale", "-0.5"], scale=-0.5)
@@ -171,7 +201,16 @@ class RunAttentionTest(CommandTest):
         self.assertIn("_f32_", text)
 
     def inputs(self):
-        return ["--query", self.path("q.npy"), "--key", self.path("k.npy"), "--value", self.path("v.npy"), "--out", self.path("o.npy")]
+        return [
+            "--query",
+            self.path("q.npy"),
+            "--key",
+            self.path("k.npy"),
+            "--value",
+            self.path("v.npy"),
+            "--out",
+            self.path("o.npy"),
+        ]
 
     def test_wrong_files(self):
         self.refuse(1, "run", "attention", *self.inputs(), says="q.npy")
@@ -202,7 +241,12 @@ class RunLayerTest(CommandTest):
     def weights(self, width, heads, kv_heads, key_width=None):
         dim = width // heads
         key_width = key_width or width
-        shapes = {"q": (width, width), "k": (kv_heads * dim, key_width), "v": (kv_heads * dim, key_width), "out": (width, width)}
+        shapes = {
+            "q": (width, width),
+            "k": (kv_heads * dim, key_width),
+            "v": (kv_heads * dim, key_width),
+            "out": (width, width),
+        }
         tensors = {}
         for name, shape in shapes.items():
             _, tensors[name] = self.array("weight.npy", *shape)
@@ -226,8 +270,14 @@ class RunLayerTest(CommandTest):
 
     def test_stacked_projection(self):
         w = self.weights(16, 2, 2)
-        file = self.store({"attn.in_proj_weight": w["q"] + w["k"] + w["v"], "attn.in_proj_bias": w["q_bias"] + w["k_bias"] + w["v_bias"],
-                           "attn.out_proj.weight": w["out"], "attn.out_proj.bias": w["out_bias"]})
+        file = self.store(
+            {
+                "attn.in_proj_weight": w["q"] + w["k"] + w["v"],
+                "attn.in_proj_bias": w["q_bias"] + w["k_bias"] + w["v_bias"],
+                "attn.out_proj.weight": w["out"],
+                "attn.out_proj.bias": w["out_bias"],
+            }
+        )
         path, x = self.array("x.npy", 2, 5, 16)
         options = ["run", "layer", "--weights", file, "--heads", 2, "--input", path, "--out", self.path("y.npy")]
         self.succeed(*options, "--prefix", "attn.", "--causal", "top-left")
@@ -236,7 +286,9 @@ class RunLayerTest(CommandTest):
 
     def test_separate_projections_of_grouped_heads_without_biases(self):
         w = {name: tree for name, tree in self.weights(16, 4, 2).items() if not name.endswith("bias")}
-        file = self.store({"q_proj.weight": w["q"], "k_proj.weight": w["k"], "v_proj.weight": w["v"], "o_proj.weight": w["out"]})
+        file = self.store(
+            {"q_proj.weight": w["q"], "k_proj.weight": w["k"], "v_proj.weight": w["v"], "o_proj.weight": w["out"]}
+        )
         path, x = self.array("x.npy", 6, 16)
         self.succeed("run", "layer", "--weights", file, "--heads", 4, "--input", path, "--out", self.path("y.npy"))
         self.assertEqual(read_npy(self.path("y.npy"))[0], [6, 16])
@@ -244,20 +296,44 @@ class RunLayerTest(CommandTest):
 
     def test_cross_attention_from_another_width(self):
         w = self.weights(16, 2, 2, key_width=10)
-        file = self.store({"q_proj_weight": w["q"], "k_proj_weight": w["k"], "v_proj_weight": w["v"], "out_proj.weight": w["out"],
-                           "in_proj_bias": w["q_bias"] + w["k_bias"] + w["v_bias"], "out_proj.bias": w["out_bias"]})
+        file = self.store(
+            {
+                "q_proj_weight": w["q"],
+                "k_proj_weight": w["k"],
+                "v_proj_weight": w["v"],
+                "out_proj.weight": w["out"],
+                "in_proj_bias": w["q_bias"] + w["k_bias"] + w["v_bias"],
+                "out_proj.bias": w["out_bias"],
+            }
+        )
         path, x = self.array("x.npy", 2, 3, 16)
         memory_path, memory = self.array("memory.npy", 2, 7, 10)
         write_npy(self.path("n.npy"), [2], [7, 4], "<i8")
-        self.succeed("run", "layer", "--weights", file, "--heads", 2, "--input", path, "--key-input", memory_path,
-                     "--key-lengths", self.path("n.npy"), "--out", self.path("y.npy"))
+        self.succeed(
+            "run",
+            "layer",
+            "--weights",
+            file,
+            "--heads",
+            2,
+            "--input",
+            path,
+            "--key-input",
+            memory_path,
+            "--key-lengths",
+            self.path("n.npy"),
+            "--out",
+            self.path("y.npy"),
+        )
         self.assert_close(self.path("y.npy"), self.expect(x, memory, w, 2, 2, allowed=lambda b, h, t, s: s < [7, 4][b]), 2e-4)
 
     def test_wrong_files(self):
         w = self.weights(16, 2, 2)
         path, _ = self.array("x.npy", 1, 5, 16)
         options = ["--input", path, "--out", self.path("y.npy")]
-        self.refuse(1, "run", "layer", "--weights", self.path("none.safetensors"), "--heads", 2, *options, says="none.safetensors")
+        self.refuse(
+            1, "run", "layer", "--weights", self.path("none.safetensors"), "--heads", 2, *options, says="none.safetensors"
+        )
         file = self.store({"in_proj_weight": w["q"] + w["k"] + w["v"], "out_proj.weight": w["out"]})
         self.refuse(1, "run", "layer", "--weights", file, "--heads", 3, *options, says="heads")
         file = self.store({"in_proj_weight": w["q"] + w["k"] + w["v"]})
@@ -275,8 +351,23 @@ class BenchTest(CommandTest):
         self.assertEqual(len(names), len(set(names)))
 
     def test_workload_and_shape_with_json(self):
-        text = self.succeed("bench", "tiny", "--shape", "b=2,h=4,g=2,t=9,s=33,d=24,e=16", "--causal", "bottom-right", "--window", "7,0",
-                            "--key-lengths", "--threads", 1, "--min-time", "0.01", "--json", self.path("r.json"))
+        text = self.succeed(
+            "bench",
+            "tiny",
+            "--shape",
+            "b=2,h=4,g=2,t=9,s=33,d=24,e=16",
+            "--causal",
+            "bottom-right",
+            "--window",
+            "7,0",
+            "--key-lengths",
+            "--threads",
+            1,
+            "--min-time",
+            "0.01",
+            "--json",
+            self.path("r.json"),
+        )
         self.assertIn("tiny", text)
         with open(self.path("r.json")) as file:
             document = json.load(file, parse_constant=lambda name: self.fail(f"{name} in JSON"))
@@ -291,11 +382,22 @@ class BenchTest(CommandTest):
             self.assertLess(entry["error"], 1e-4)
 
     def test_wrong_requests(self):
-        for arguments in (["bert-129"], ["--shape", "t=1"], ["--shape", "t=1,d=0"], ["--shape", "t=1,d=8,x=2"], ["--shape", "t=1,d=8,t=2"],
-                          ["--shape", "h=3,g=2,t=1,d=8"], ["--shape", "words"], ["tiny", "--causal", "top-left"],
-                          ["--shape", "t=1,d=8", "--causal", "sideways"], ["tiny", "--min-time", "-1"]):
+        for arguments in (
+            ["bert-129"],
+            ["--shape", "t=1"],
+            ["--shape", "t=1,d=0"],
+            ["--shape", "t=1,d=8,x=2"],
+            ["--shape", "t=1,d=8,t=2"],
+            ["--shape", "h=3,g=2,t=1,d=8"],
+            ["--shape", "words"],
+            ["tiny", "--causal", "top-left"],
+            ["--shape", "t=1,d=8", "--causal", "sideways"],
+            ["tiny", "--min-time", "-1"],
+        ):
             self.refuse(2, "bench", *arguments, says="--help")
-        self.refuse(1, "bench", "tiny", "--min-time", "0.01", "--threads", 1, "--json", self.path("missing/r.json"), says="r.json")
+        self.refuse(
+            1, "bench", "tiny", "--min-time", "0.01", "--threads", 1, "--json", self.path("missing/r.json"), says="r.json"
+        )
 
 
 if __name__ == "__main__":
