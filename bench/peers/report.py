@@ -163,9 +163,9 @@ def summary(context, cases, results, readme):
     path = os.path.relpath(results, folder)
     isa = context.get("isa", "its best instruction set")
     about = (
-        f"Measured on {context['cpu']} ({isa}) on {context['date']} against {versions(context)}, all in one process, "
-        "in turn, each result checked against float64 first. vLLM is timed with K and V already in its packed cache. Reproduce it with "
-        f"`scripts/peers`; the numbers are in [{path}]({path})."
+        f"Measured on {context['cpu']} ({isa}) on {context['date']} against {versions(context)}, all in one process, in turn, "
+        "each result checked against float64 first. vLLM is timed with K and V already in its packed cache. "
+        f"Reproduce it with `scripts/peers`; the numbers are in [{path}]({path})."
     )
     paragraph = textwrap.fill(about, 128, break_long_words=False, break_on_hyphens=False)
     return f"""
