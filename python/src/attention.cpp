@@ -29,7 +29,7 @@ TensorView inner_view(const TensorView& view, std::int64_t heads) {
   result.shape[1] = heads;
   result.strides[1] = has_heads ? view.strides[view.rank - 3] : 0;
   for (int i = 2; i < 4; ++i) {
-    const int source = view.rank - 4 + i;   // a mask may have fewer than two dimensions
+    const int source = view.rank - 4 + i;  // a mask may have fewer than two dimensions
     result.shape[i] = source >= 0 ? view.shape[source] : 1;
     result.strides[i] = source >= 0 ? view.strides[source] : 0;
   }
@@ -45,8 +45,9 @@ TensorView mask_view(const AttentionGeometry& geometry, const TensorView& mask) 
   for (int i = 1; i <= 3 && i <= mask.rank; ++i) {
     const std::int64_t size = mask.shape[mask.rank - i];
     if (size == 1 || size == expected[3 - i]) continue;
-    throw invalid("attn_mask: is " + describe_array(mask) + ", expected it to broadcast to [..., " + std::to_string(expected[0]) +
-                  ", " + std::to_string(expected[1]) + ", " + std::to_string(expected[2]) + "] (heads, query length, key length)");
+    throw invalid("attn_mask: is " + describe_array(mask) + ", expected it to broadcast to [..., " +
+                  std::to_string(expected[0]) + ", " + std::to_string(expected[1]) + ", " + std::to_string(expected[2]) +
+                  "] (heads, query length, key length)");
   }
   return inner_view(mask, mask.rank >= 3 ? mask.shape[mask.rank - 3] : 1);
 }
@@ -75,11 +76,12 @@ void expect_shape(const TensorView& out, const AttentionGeometry& geometry) {
   throw invalid("out: is " + describe_array(out) + ", expected " + describe_array(wanted));
 }
 
-nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_array, nb::handle value_array, nb::handle attn_mask,
-                                        double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa,
-                                        nb::handle key_lengths, nb::handle out_array) {
+nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_array, nb::handle value_array,
+                                        nb::handle attn_mask, double dropout_p, bool is_causal, std::optional<double> scale,
+                                        bool enable_gqa, nb::handle key_lengths, nb::handle out_array) {
   if (dropout_p != 0) {
-    throw Error(ErrorCode::unsupported, "dropout_p: is " + std::to_string(dropout_p) + ", expected 0 (Polyhead runs inference only)");
+    throw Error(ErrorCode::unsupported,
+                "dropout_p: is " + std::to_string(dropout_p) + ", expected 0 (Polyhead runs inference only)");
   }
   if (is_causal && !attn_mask.is_none()) {
     throw invalid("attn_mask: is given together with is_causal=True, expected only one of them");
@@ -163,10 +165,10 @@ void register_attention(nb::module_& module) {
   module.def("scaled_dot_product_attention", &scaled_dot_product_attention,
              nb::sig("def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, "
                      "scale=None, enable_gqa=False, *, key_lengths=None, out=None)"),
-             nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(),
-             nb::arg("attn_mask") = nb::none(), nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false,
-             nb::arg("scale") = nb::none(), nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(),
-             nb::arg("out") = nb::none(), documentation);
+             nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(), nb::arg("attn_mask") = nb::none(),
+             nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false, nb::arg("scale") = nb::none(),
+             nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(), nb::arg("out") = nb::none(),
+             documentation);
 }
 
 }  // namespace polyhead::python

@@ -10,18 +10,24 @@ namespace polyhead::python {
 
 namespace {
 
-std::int64_t heads_of(const TensorView& view) { return view.rank >= 3 ? view.shape[view.rank - 3] : 1; }
+std::int64_t heads_of(const TensorView& view) {
+  return view.rank >= 3 ? view.shape[view.rank - 3] : 1;
+}
 
-std::string text(std::int64_t value) { return std::to_string(value); }
+std::string text(std::int64_t value) {
+  return std::to_string(value);
+}
 
 void expect_rank(const TensorView& view, const char* argument) {
   if (view.rank >= 2) return;
-  throw invalid(std::string(argument) + ": is " + describe_array(view) + ", expected [..., heads, length, dim] (at least 2 dimensions)");
+  throw invalid(std::string(argument) + ": is " + describe_array(view) +
+                ", expected [..., heads, length, dim] (at least 2 dimensions)");
 }
 
 void expect_size(std::int64_t size, std::int64_t expected, const char* argument, const char* meaning, const char* other) {
   if (size == expected) return;
-  throw invalid(std::string(argument) + ": " + meaning + " is " + text(size) + ", expected " + text(expected) + " as in " + other);
+  throw invalid(std::string(argument) + ": " + meaning + " is " + text(size) + ", expected " + text(expected) + " as in " +
+                other);
 }
 
 }  // namespace

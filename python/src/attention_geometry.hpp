@@ -8,12 +8,11 @@
 
 namespace polyhead::python {
 
-
 // Sizes of one call, and the batch dimensions (all but the last three) that query, key and value broadcast to.
 struct AttentionGeometry {
   int batch_rank = 0;
   TensorView::Dims batch_shape{};
-  int output_rank = 0;   // the largest rank of query, key and value
+  int output_rank = 0;  // the largest rank of query, key and value
   std::int64_t heads = 1, kv_heads = 1, query_length = 0, key_length = 0, head_dim = 0, value_dim = 0;
 
   // Errors: invalid_argument, naming the argument, for ranks below 2 and sizes that do not fit together.

@@ -11,10 +11,13 @@ std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask) {
   std::optional<BorrowedArray> mask(std::in_place, attn_mask, "attn_mask");
   switch (mask->view().dtype) {
     case DType::boolean:
-    case DType::f32: return mask;
+    case DType::f32:
+      return mask;
     case DType::f64:
     case DType::f16:
-    case DType::bf16: mask->convert_to_f32(); return mask;
+    case DType::bf16:
+      mask->convert_to_f32();
+      return mask;
     default:
       throw_type_error(std::string("attn_mask: data type is ") + python_name(mask->view().dtype) +
                        ", expected bool (True = attend) or a floating-point type (added to the scores)");

@@ -65,9 +65,10 @@ nb::object encode(const BertEncoder& encoder, nb::handle token_ids, nb::handle l
 }  // namespace
 
 void register_bert(nb::module_& module) {
-  nb::class_<BertEncoder>(module, "BertEncoder",
-                          "A BERT-family encoder from a model folder (config.json, model.safetensors): token ids to embeddings.\n\n"
-                          "It keeps the number of threads that was set when it was loaded. SentenceEncoder adds the tokenizer.")
+  nb::class_<BertEncoder>(
+      module, "BertEncoder",
+      "A BERT-family encoder from a model folder (config.json, model.safetensors): token ids to embeddings.\n\n"
+      "It keeps the number of threads that was set when it was loaded. SentenceEncoder adds the tokenizer.")
       .def_static("load", &load, nb::arg("folder"), "Loads and packs the weights of a model folder.")
       .def("token_embeddings", &token_embeddings, nb::arg("token_ids"), nb::arg("lengths") = nb::none(), nb::kw_only(),
            nb::arg("out") = nb::none(),
@@ -75,7 +76,8 @@ void register_bert(nb::module_& module) {
            "Returns float32 [batch, length, hidden_size], zero at padded positions.")
       .def("encode", &encode, nb::arg("token_ids"), nb::arg("lengths") = nb::none(), nb::arg("normalize") = true, nb::kw_only(),
            nb::arg("out") = nb::none(),
-           "Mean of the token embeddings over the real positions, of length 1 when normalize is set: float32 [batch, hidden_size].")
+           "Mean of the token embeddings over the real positions, of length 1 when normalize is set: float32 [batch, "
+           "hidden_size].")
       .def_prop_ro("hidden_size", [](const BertEncoder& encoder) { return encoder.config().hidden_size; })
       .def_prop_ro("layers", [](const BertEncoder& encoder) { return encoder.config().layers; })
       .def_prop_ro("heads", [](const BertEncoder& encoder) { return encoder.config().heads; })

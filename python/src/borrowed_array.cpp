@@ -20,7 +20,7 @@ namespace {
 // ---- what an object's type offers, looked up once a type
 
 struct TypeTraits {
-  PyTypeObject* type = nullptr;   // a strong reference, so that the address cannot be reused by another type
+  PyTypeObject* type = nullptr;  // a strong reference, so that the address cannot be reused by another type
   const dlpack::ExchangeTable* exchange = nullptr;
   bool is_torch = false;
   bool has_buffer = false;
@@ -72,9 +72,13 @@ const TypeTraits& traits_of(PyTypeObject* type) {
   throw_type_error(std::string(argument) + ": data type " + dtype + " is not supported");
 }
 
-std::string text_of(nb::handle object) { return nb::cast<std::string>(nb::steal(PyObject_Str(object.ptr()))); }
+std::string text_of(nb::handle object) {
+  return nb::cast<std::string>(nb::steal(PyObject_Str(object.ptr())));
+}
 
-std::string dtype_text(nb::handle object) { return text_of(nb::getattr(object, "dtype", nb::none())); }
+std::string dtype_text(nb::handle object) {
+  return text_of(nb::getattr(object, "dtype", nb::none()));
+}
 
 bool dtype_from_dlpack(const dlpack::DataType& type, DType& result) {
   if (type.lanes != 1) return false;
@@ -82,13 +86,20 @@ bool dtype_from_dlpack(const dlpack::DataType& type, DType& result) {
     case dlpack::code_float:
       result = type.bits == 32 ? DType::f32 : type.bits == 16 ? DType::f16 : DType::f64;
       return type.bits == 32 || type.bits == 16 || type.bits == 64;
-    case dlpack::code_bfloat: result = DType::bf16; return type.bits == 16;
+    case dlpack::code_bfloat:
+      result = DType::bf16;
+      return type.bits == 16;
     case dlpack::code_int:
       result = type.bits == 32 ? DType::i32 : type.bits == 64 ? DType::i64 : DType::i8;
       return type.bits == 32 || type.bits == 64 || type.bits == 8;
-    case dlpack::code_uint: result = DType::u8; return type.bits == 8;
-    case dlpack::code_bool: result = DType::boolean; return type.bits == 8;
-    default: return false;
+    case dlpack::code_uint:
+      result = DType::u8;
+      return type.bits == 8;
+    case dlpack::code_bool:
+      result = DType::boolean;
+      return type.bits == 8;
+    default:
+      return false;
   }
 }
 
@@ -104,18 +115,31 @@ bool dtype_from_format(const char* format, Py_ssize_t item_size, DType& result, 
   }
   if (format[0] == '\0' || format[1] != '\0') return false;
   switch (format[0]) {
-    case 'f': result = DType::f32; return true;
-    case 'd': result = DType::f64; return true;
-    case 'e': result = DType::f16; return true;
-    case '?': result = DType::boolean; return true;
-    case 'B': result = DType::u8; return true;
-    case 'b': result = DType::i8; return true;
+    case 'f':
+      result = DType::f32;
+      return true;
+    case 'd':
+      result = DType::f64;
+      return true;
+    case 'e':
+      result = DType::f16;
+      return true;
+    case '?':
+      result = DType::boolean;
+      return true;
+    case 'B':
+      result = DType::u8;
+      return true;
+    case 'b':
+      result = DType::i8;
+      return true;
     case 'i':
     case 'l':
     case 'q':
       result = item_size == 4 ? DType::i32 : DType::i64;
       return item_size == 4 || item_size == 8;
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -169,15 +193,24 @@ void set_shape(TensorView& view, const char* argument, int rank, const std::stri
 
 const char* python_name(DType dtype) {
   switch (dtype) {
-    case DType::f32: return "float32";
-    case DType::f16: return "float16";
-    case DType::bf16: return "bfloat16";
-    case DType::i8: return "int8";
-    case DType::u8: return "uint8";
-    case DType::i32: return "int32";
-    case DType::i64: return "int64";
-    case DType::f64: return "float64";
-    case DType::boolean: return "bool";
+    case DType::f32:
+      return "float32";
+    case DType::f16:
+      return "float16";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::i8:
+      return "int8";
+    case DType::u8:
+      return "uint8";
+    case DType::i32:
+      return "int32";
+    case DType::i64:
+      return "int64";
+    case DType::f64:
+      return "float64";
+    case DType::boolean:
+      return "bool";
   }
   return "unknown";
 }
@@ -216,14 +249,17 @@ BorrowedArray::BorrowedArray(nb::handle object, const char* argument, Access acc
 namespace {
 
 [[noreturn]] void refuse_gradient(const char* argument) {
-  throw Error(ErrorCode::unsupported, std::string(argument) +
-                                          ": requires grad, and Polyhead computes no gradients: call it under torch.no_grad() or "
-                                          "torch.inference_mode(), or pass " + argument + ".detach()");
+  throw Error(ErrorCode::unsupported,
+              std::string(argument) +
+                  ": requires grad, and Polyhead computes no gradients: call it under torch.no_grad() or "
+                  "torch.inference_mode(), or pass " +
+                  argument + ".detach()");
 }
 
 [[noreturn]] void refuse_device(const char* argument, nb::handle tensor) {
   const std::string device = text_of(nb::getattr(tensor, "device", nb::str("another device")));
-  throw invalid(std::string(argument) + ": is on device " + device + ", expected memory of the CPU: pass " + argument + ".cpu()");
+  throw invalid(std::string(argument) + ": is on device " + device + ", expected memory of the CPU: pass " + argument +
+                ".cpu()");
 }
 
 // The framework's own reason, without the stack trace that may follow its first line.
@@ -264,13 +300,14 @@ void BorrowedArray::borrow_exchange(nb::handle object, const char* argument) {
   bool has_elements = true;
   for (int i = tensor.rank - 1; i >= 0; --i) {
     view_.shape[i] = tensor.shape[i];
-    view_.strides[i] = tensor.strides != nullptr   ? tensor.strides[i]
-                       : i == tensor.rank - 1      ? 1
-                                                   : view_.strides[i + 1] * view_.shape[i + 1];
+    view_.strides[i] = tensor.strides != nullptr ? tensor.strides[i]
+                       : i == tensor.rank - 1    ? 1
+                                                 : view_.strides[i + 1] * view_.shape[i + 1];
     has_elements = has_elements && tensor.shape[i] != 0;
   }
   view_.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
-  if (has_elements && tensor.data == nullptr) throw invalid(std::string(argument) + ": the tensor has no memory (is it fake or on meta?)");
+  if (has_elements && tensor.data == nullptr)
+    throw invalid(std::string(argument) + ": the tensor has no memory (is it fake or on meta?)");
 }
 
 // PyTorch before the exchange interface.
@@ -280,11 +317,12 @@ void BorrowedArray::borrow_torch_attributes(nb::handle object, const char* argum
   const std::string layout = text_of(object.attr("layout"));
   if (layout != "torch.strided") throw invalid(std::string(argument) + ": layout is " + layout + ", expected torch.strided");
   static constexpr std::pair<const char*, DType> dtypes[] = {
-      {"torch.float32", DType::f32}, {"torch.float64", DType::f64}, {"torch.float16", DType::f16},
+      {"torch.float32", DType::f32},   {"torch.float64", DType::f64},  {"torch.float16", DType::f16},
       {"torch.bfloat16", DType::bf16}, {"torch.bool", DType::boolean}, {"torch.uint8", DType::u8},
-      {"torch.int8", DType::i8}, {"torch.int32", DType::i32}, {"torch.int64", DType::i64}};
+      {"torch.int8", DType::i8},       {"torch.int32", DType::i32},    {"torch.int64", DType::i64}};
   const std::string dtype = dtype_text(object);
-  const auto* found = std::find_if(std::begin(dtypes), std::end(dtypes), [&](const auto& entry) { return dtype == entry.first; });
+  const auto* found =
+      std::find_if(std::begin(dtypes), std::end(dtypes), [&](const auto& entry) { return dtype == entry.first; });
   if (found == std::end(dtypes)) unknown_dtype(argument, dtype);
   view_.dtype = found->second;
   const nb::tuple shape(object.attr("shape"));
@@ -297,7 +335,8 @@ void BorrowedArray::borrow_torch_attributes(nb::handle object, const char* argum
     has_elements = has_elements && view_.shape[i] != 0;
   }
   view_.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));
-  if (has_elements && view_.data == nullptr) throw invalid(std::string(argument) + ": the tensor has no memory (is it fake or on meta?)");
+  if (has_elements && view_.data == nullptr)
+    throw invalid(std::string(argument) + ": the tensor has no memory (is it fake or on meta?)");
 }
 
 void BorrowedArray::borrow_buffer(nb::handle object, const char* argument, Access access) {
@@ -325,8 +364,9 @@ void BorrowedArray::borrow_buffer(nb::handle object, const char* argument, Acces
   view_.data = buffer.buf;
   if (addressable) return;
   if (access == Access::write) {
-    throw invalid(std::string(argument) + ": the array is in foreign byte order or not aligned to its elements, expected one that can be "
-                                          "written to in place");
+    throw invalid(std::string(argument) +
+                  ": the array is in foreign byte order or not aligned to its elements, expected one that can be "
+                  "written to in place");
   }
   exported_.release();
   const nb::module_ numpy = nb::module_::import_("numpy");
@@ -347,8 +387,12 @@ void BorrowedArray::convert_to_f32() {
   }
   converted_.resize(static_cast<std::size_t>(count));
   switch (source.dtype) {
-    case DType::f64: gather<double>(source, converted_, float_from_f64); break;
-    case DType::f16: gather<std::uint16_t>(source, converted_, float_from_f16); break;
+    case DType::f64:
+      gather<double>(source, converted_, float_from_f64);
+      break;
+    case DType::f16:
+      gather<std::uint16_t>(source, converted_, float_from_f16);
+      break;
     default:
       gather<std::uint16_t>(source, converted_, [](std::uint16_t bits) { return float_from_bits(std::uint32_t{bits} << 16); });
   }
@@ -365,7 +409,9 @@ nb::object shape_tuple(int rank, const std::int64_t* shape) {
   return dims;
 }
 
-void set_allocation_error(void* context, const char*, const char* message) { *static_cast<std::string*>(context) = message; }
+void set_allocation_error(void* context, const char*, const char* message) {
+  *static_cast<std::string*>(context) = message;
+}
 
 nb::object allocate(const dlpack::ExchangeTable& exchange, int rank, const std::int64_t* shape) {
   TensorView::Dims dims{};

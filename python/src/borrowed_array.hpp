@@ -24,7 +24,7 @@ enum class Access : std::uint8_t { read, write };
 
 // An exported buffer, given back on destruction.
 struct ExportedBuffer {
-  Py_buffer buffer{};   // obj is null when nothing is exported
+  Py_buffer buffer{};  // obj is null when nothing is exported
 
   ExportedBuffer() = default;
   ExportedBuffer(ExportedBuffer&& other) noexcept : buffer(std::exchange(other.buffer, Py_buffer{})) {}
@@ -66,7 +66,7 @@ class BorrowedArray {
   TensorView view_;
   Framework framework_ = Framework::none;
   const dlpack::ExchangeTable* exchange_ = nullptr;
-  nb::object owner_;   // a copy made in Python; outlives its buffer
+  nb::object owner_;  // a copy made in Python; outlives its buffer
   ExportedBuffer exported_;
   std::vector<float> converted_;
 };

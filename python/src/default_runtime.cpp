@@ -48,7 +48,7 @@ void set_num_threads(int threads) {
   RuntimeOptions options;
   options.threads = threads;
   std::unique_ptr<Runtime> previous(std::exchange(current, new Runtime(options)));
-  const nb::gil_scoped_release release;   // ending the previous runtime may wait for its threads
+  const nb::gil_scoped_release release;  // ending the previous runtime may wait for its threads
   previous.reset();
 }
 
@@ -67,16 +67,20 @@ nb::dict info() {
 
 }  // namespace
 
-Runtime default_runtime() { return shared(); }
+Runtime default_runtime() {
+  return shared();
+}
 
 void register_runtime(nb::module_& module) {
   module.attr("__version__") = POLYHEAD_VERSION_STRING;
   module.def("set_num_threads", &set_num_threads, nb::arg("threads"),
              "Sets how many threads work at once, the calling one included, for calls and operators made from now on.\n\n"
-             "1 starts no thread at all; more than the machine gives are not used. Operators that exist (MultiHeadAttention, SentenceEncoder, ...) keep theirs.");
+             "1 starts no thread at all; more than the machine gives are not used. Operators that exist (MultiHeadAttention, "
+             "SentenceEncoder, ...) keep theirs.");
   module.def(
       "get_num_threads", [] { return shared().threads(); },
-      "How many threads work at once: what set_num_threads said, else POLYHEAD_NUM_THREADS, else as many as this process may use.");
+      "How many threads work at once: what set_num_threads said, else POLYHEAD_NUM_THREADS, else as many as this process may "
+      "use.");
   module.def("_info", &info);
 }
 

@@ -34,8 +34,8 @@ struct Tensor {
   Device device;
   std::int32_t rank;
   DataType dtype;
-  std::int64_t* shape;     // owned by the producer
-  std::int64_t* strides;   // in elements; null in old versions: row-major
+  std::int64_t* shape;    // owned by the producer
+  std::int64_t* strides;  // in elements; null in old versions: row-major
   std::uint64_t byte_offset;
 };
 
@@ -43,7 +43,7 @@ struct ManagedTensor;
 
 struct ExchangeTable {
   Version version;
-  ExchangeTable* previous;   // a table of an older major version, or null
+  ExchangeTable* previous;  // a table of an older major version, or null
   int (*allocate)(Tensor* prototype, ManagedTensor** result, void* error_context,
                   void (*set_error)(void* error_context, const char* kind, const char* message));
   int (*managed_from_object)(void* object, ManagedTensor** result);

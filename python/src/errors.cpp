@@ -26,7 +26,9 @@ PyObject* make_class(nb::module_& module, const char* name, const char* code, nb
 
 }  // namespace
 
-void throw_type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
+void throw_type_error(const std::string& message) {
+  throw nb::type_error(message.c_str());
+}
 
 void register_errors(nb::module_& module) {
   classes[0] = make_class(module, "Error", "error", nb::make_tuple(nb::handle(PyExc_Exception)),

@@ -11,6 +11,8 @@ void register_errors(nanobind::module_& module);
 
 [[noreturn]] void throw_type_error(const std::string& message);
 
-inline Error invalid(const std::string& message) { return Error(ErrorCode::invalid_argument, message); }
+inline Error invalid(const std::string& message) {
+  return Error(ErrorCode::invalid_argument, message);
+}
 
 }  // namespace polyhead::python

@@ -25,12 +25,15 @@ std::optional<BorrowedArray> borrow_weight(nb::handle array, const char* argumen
   return weight;
 }
 
-TensorView view_of(const std::optional<BorrowedArray>& array) { return array ? array->view() : TensorView(); }
+TensorView view_of(const std::optional<BorrowedArray>& array) {
+  return array ? array->view() : TensorView();
+}
 
 // Sizes that the weights themselves do not tell: heads and kv_heads. The others follow from the weights' shapes.
 MultiHeadAttention make(nb::handle query_weight, nb::handle key_weight, nb::handle value_weight, nb::handle output_weight,
-                        std::int64_t heads, std::int64_t kv_heads, nb::handle query_bias, nb::handle key_bias, nb::handle value_bias,
-                        nb::handle output_bias, std::optional<double> scale, bool causal, bool key_lengths, bool boolean, bool bias) {
+                        std::int64_t heads, std::int64_t kv_heads, nb::handle query_bias, nb::handle key_bias,
+                        nb::handle value_bias, nb::handle output_bias, std::optional<double> scale, bool causal,
+                        bool key_lengths, bool boolean, bool bias) {
   const std::optional<BorrowedArray> arrays[] = {
       borrow_weight(query_weight, "query_weight"), borrow_weight(key_weight, "key_weight"),
       borrow_weight(value_weight, "value_weight"), borrow_weight(output_weight, "output_weight"),
@@ -39,7 +42,8 @@ MultiHeadAttention make(nb::handle query_weight, nb::handle key_weight, nb::hand
   static constexpr const char* names[] = {"query_weight", "key_weight", "value_weight", "output_weight"};
   for (int i = 0; i < 4; ++i) {
     const TensorView view = view_of(arrays[i]);
-    if (view.rank != 2) throw invalid(std::string(names[i]) + ": is " + describe_array(view) + ", expected [output width, input width]");
+    if (view.rank != 2)
+      throw invalid(std::string(names[i]) + ": is " + describe_array(view) + ", expected [output width, input width]");
   }
   if (heads < 1) throw invalid("heads: is " + std::to_string(heads) + ", expected at least 1");
   if (kv_heads == 0) kv_heads = heads;
@@ -119,12 +123,13 @@ nb::object run(const MultiHeadAttention& operation, nb::handle query, nb::handle
 }  // namespace
 
 void register_multi_head_attention(nb::module_& module) {
-  nb::class_<MultiHeadAttention>(module, "MultiHeadAttentionOperator",
-                                 "One packed operator for one kind of mask; polyhead.MultiHeadAttention makes them as they are needed.")
-      .def_static("make", &make, nb::arg("query_weight"), nb::arg("key_weight"), nb::arg("value_weight"), nb::arg("output_weight"),
-                  nb::kw_only(), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("query_bias").none(), nb::arg("key_bias").none(),
-                  nb::arg("value_bias").none(), nb::arg("output_bias").none(), nb::arg("scale").none(), nb::arg("causal"),
-                  nb::arg("key_lengths"), nb::arg("boolean"), nb::arg("bias"))
+  nb::class_<MultiHeadAttention>(
+      module, "MultiHeadAttentionOperator",
+      "One packed operator for one kind of mask; polyhead.MultiHeadAttention makes them as they are needed.")
+      .def_static("make", &make, nb::arg("query_weight"), nb::arg("key_weight"), nb::arg("value_weight"),
+                  nb::arg("output_weight"), nb::kw_only(), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("query_bias").none(),
+                  nb::arg("key_bias").none(), nb::arg("value_bias").none(), nb::arg("output_bias").none(),
+                  nb::arg("scale").none(), nb::arg("causal"), nb::arg("key_lengths"), nb::arg("boolean"), nb::arg("bias"))
       .def("run", &run, nb::arg("query"), nb::arg("key").none(), nb::arg("value").none(), nb::arg("boolean_mask").none(),
            nb::arg("bias").none(), nb::arg("key_lengths").none(), nb::arg("out").none());
 }

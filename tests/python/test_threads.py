@@ -119,3 +119,24 @@ def test_number_of_threads_from_the_environment():
 def test_default_threads_respect_the_affinity_mask():
     code = "import os, polyhead; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(polyhead.get_num_threads())"
     assert run_python(code, POLYHEAD_NUM_THREADS="").stdout == "1\n"
+
+
+def test_a_forked_child_answers():
+    """After a parallel call, a child process gives the same bits or a clear error; it does not hang."""
+    code = """
+import os, sys, numpy as np, polyhead
+query = np.ones((4, 8, 256, 64), np.float32)
+before = polyhead.scaled_dot_product_attention(query, query, query)
+child = os.fork()
+if child == 0:
+    try:
+        after = polyhead.scaled_dot_product_attention(query, query, query)
+        os._exit(0 if after.tobytes() == before.tobytes() else 1)
+    except polyhead.Error:
+        os._exit(0)
+    finally:
+        os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    result = run_python(code)
+    assert result.stdout == "0\n", result.stderr
