@@ -18,7 +18,12 @@ function(polyhead_kernels isa folder target)
   add_library(polyhead_simd_${isa} OBJECT ${sources})
   target_link_libraries(polyhead_simd_${isa} PRIVATE polyhead_build polyhead_hwy)
   # The compiler's own loop and tail handling is not wanted inside micro-kernels that are unrolled by hand.
-  target_compile_options(polyhead_simd_${isa} PRIVATE -O3 -fno-exceptions -fno-math-errno)
+  # Sanitized kernels are for finding faults, not for speed, and take a minute each to compile beyond -O1.
+  set(optimisation -O3)
+  if(POLYHEAD_SANITIZE)
+    set(optimisation -O1)
+  endif()
+  target_compile_options(polyhead_simd_${isa} PRIVATE ${optimisation} -fno-exceptions -fno-math-errno)
   if(target)
     target_compile_definitions(polyhead_simd_${isa} PRIVATE HWY_COMPILE_ONLY_STATIC HWY_BASELINE_TARGETS=${target})
   endif()
