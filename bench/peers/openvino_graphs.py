@@ -8,14 +8,25 @@ def compiled(graph, parameters, feeds, threads):
     model = openvino.Core().compile_model(
         openvino.Model([graph], parameters),
         "CPU",
-        {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False},
+        {
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,
+        },
     )
     request = model.create_infer_request()
-    for index, feed in enumerate(feeds):
-        request.set_input_tensor(index, openvino.Tensor(feed.contiguous().numpy(), shared_memory=True))
+    arrays = [feed.contiguous().numpy() for feed in feeds]
+    for index, array in enumerate(arrays):
+        request.set_input_tensor(index, openvino.Tensor(array, shared_memory=True))
+
+    def run():
+        request.infer()
+
+    run.inputs = arrays  # OpenVINO reads this memory and does not own it
 
     def result():
-        request.infer()
+        run()
         return request.get_output_tensor(0).data.copy()
 
-    return request.infer, result
+    return run, result
