@@ -101,7 +101,7 @@ void ProjectedAttention::run(Lease& lease, const ProjectedAttentionInputs& input
   const std::size_t keys_at = rows_bytes(inputs.key_length, key_stride_),
                     values_at = rows_bytes(inputs.key_length, value_stride_);
   WorkspaceLayout slot;
-  slot.add(plan::scratch_bytes(run.choice, attention, queries.rows * attention.group()));
+  slot.add(plan::most_scratch_bytes(attention, shape_.mask, false, kernels_));
   std::int64_t widest = 0;
   for (const Tokens* tokens : {&inputs.query, &inputs.key, &inputs.value, &inputs.out}) {
     if (!tokens->is_contiguous()) widest = std::max(widest, tokens->width);
@@ -220,9 +220,11 @@ void ProjectedAttention::attend(const Run& run, const ProjectedAttentionGraph::N
     std::int64_t kv_head_begin, heads;
 
     void run_item(std::int64_t index, int item_slot) const {
-      const std::int64_t group = run->operands.shape.group();
-      plan::run_rows(run->choice, run->operands, range.item_begin + index / heads, kv_head_begin + index % heads,
-                     range.begin * group, range.end * group, run->slot(item_slot));
+      const std::int64_t group = run->operands.shape.group(), item = range.item_begin + index / heads;
+      const plan::AttentionChoice choice =
+          plan::choose_attention(plan::own_shape(run->operands, item), run->operands.mask, false, run->layer->kernels_);
+      plan::run_rows(choice, run->operands, item, kv_head_begin + index % heads, range.begin * group, range.end * group,
+                     run->slot(item_slot));
     }
   } share{&run, range, node.kv_head_begin, heads};
   constexpr double share_from_ns = 40e3;

@@ -101,18 +101,7 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, do
   }
   graph_ = std::move(description);
 
-  // A smaller run may be served by another kernel, or split where the largest is not: scratch is the most any of them asks.
-  const std::int64_t group = maximum_.group();
-  for (const std::int64_t queries : {maximum_.query_length, 64 / group, 8 / group, 4 / group, std::int64_t{1}}) {
-    for (const std::int64_t keys : {maximum_.key_length, long_keys - 1}) {
-      AttentionShape shape = maximum_;
-      shape.query_length = std::min(queries, maximum_.query_length);
-      shape.key_length = std::min(keys, maximum_.key_length);
-      if (shape.query_length == 0) continue;
-      const AttentionChoice choice = choose_attention(shape, mask_, length_invariant_, kernels_);
-      slot_bytes_ = std::max(slot_bytes_, align(scratch_bytes(choice, shape, shape.rows())));
-    }
-  }
+  slot_bytes_ = align(most_scratch_bytes(maximum_, mask_, length_invariant_, kernels_));
   std::size_t bytes = 2 * align(static_cast<std::size_t>(maximum_.batch) * sizeof(std::int64_t));
   slots_offset_ = bytes;
   bytes += slot_bytes_ * static_cast<std::size_t>(scheduler_->slots());

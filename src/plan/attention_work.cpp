@@ -165,6 +165,25 @@ std::size_t scratch_bytes(const AttentionChoice& choice, const AttentionShape& m
   return bytes;
 }
 
+std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, bool length_invariant,
+                               const dispatch::KernelTable& kernels) {
+  // A smaller run may be served by another kernel, or split where the largest is not: the sizes at which choices change.
+  const std::int64_t group = maximum.group();
+  std::size_t most = 0;
+  for (const std::int64_t queries :
+       {maximum.query_length, split_rows / group, decode_rows_of_long_keys / group, decode_rows / group, std::int64_t{1}}) {
+    for (const std::int64_t keys : {maximum.key_length, long_keys - 1}) {
+      AttentionShape shape = maximum;
+      shape.query_length = std::min(queries, maximum.query_length);
+      shape.key_length = std::min(keys, maximum.key_length);
+      if (shape.query_length == 0) continue;
+      const AttentionChoice choice = choose_attention(shape, mask, length_invariant, kernels);
+      most = std::max(most, scratch_bytes(choice, shape, shape.rows()));
+    }
+  }
+  return most;
+}
+
 double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t row_begin,
                      std::int64_t row_end) {
   const KeyRange keys = key_range(o, batch, row_begin, row_end);

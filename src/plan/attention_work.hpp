@@ -68,6 +68,9 @@ std::size_t partial_floats(const AttentionShape& shape, std::int64_t rows);
 
 // Scratch for one thread: enough for run_rows and run_rows_of_split on any piece of at most `max_rows` rows.
 std::size_t scratch_bytes(const AttentionChoice& choice, const AttentionShape& maximum, std::int64_t max_rows);
+// The most that any choice asks for, over all runs whose lengths are at most the maximum's.
+std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, bool length_invariant,
+                               const dispatch::KernelTable& kernels);
 
 // An estimate, for balance and for the inline path, in nanoseconds.
 double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch,
