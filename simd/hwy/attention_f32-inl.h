@@ -14,11 +14,11 @@
 #pragma once
 
 #include "simd/contract/attention.hpp"
+#include "simd/floating_point.hpp"
 #include "simd/hwy/attention_mask-inl.h"
 #include "simd/hwy/attention_tile-inl.h"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/exp2-inl.h"
-#include "simd/hwy/floating_point-inl.h"
 #include "simd/hwy/scratch.h"
 #include "simd/hwy/transpose-inl.h"
 

@@ -9,9 +9,9 @@
 #pragma once
 
 #include "simd/contract/attention.hpp"
+#include "simd/floating_point.hpp"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/exp2-inl.h"
-#include "simd/hwy/floating_point-inl.h"
 #include "simd/hwy/key_block-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
 #include "simd/hwy/row_map-inl.h"

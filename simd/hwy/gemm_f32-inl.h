@@ -6,8 +6,8 @@
 
 #include "hwy/highway.h"
 #include "simd/contract/gemm.hpp"
+#include "simd/floating_point.hpp"
 #include "simd/hwy/activation-inl.h"
-#include "simd/hwy/floating_point-inl.h"
 #include "simd/hwy/gemm_pack-inl.h"
 #include "simd/hwy/gemm_tile-inl.h"
 #include "simd/hwy/partial_vector-inl.h"

@@ -6,8 +6,8 @@
 
 #include "hwy/highway.h"
 #include "simd/contract/rowwise.hpp"
+#include "simd/floating_point.hpp"
 #include "simd/hwy/compat.h"
-#include "simd/hwy/floating_point-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();

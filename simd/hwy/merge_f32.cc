@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "simd/contract/attention.hpp"
+#include "simd/floating_point.hpp"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/exp2-inl.h"
-#include "simd/hwy/floating_point-inl.h"
 #include "simd/hwy/kernel_name.h"
 #include "simd/hwy/partial_vector-inl.h"
 #include "simd/hwy/row_map-inl.h"

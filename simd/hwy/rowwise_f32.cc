@@ -1,7 +1,7 @@
 // layer_norm_f32, softmax_f32 and activation_f32 of one instruction set.
 #include "simd/contract/rowwise.hpp"
+#include "simd/floating_point.hpp"
 #include "simd/hwy/activation-inl.h"
-#include "simd/hwy/floating_point-inl.h"
 #include "simd/hwy/kernel_name.h"
 #include "simd/hwy/layer_norm-inl.h"
 #include "simd/hwy/partial_vector-inl.h"

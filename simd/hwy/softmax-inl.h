@@ -6,9 +6,9 @@
 
 #include "hwy/highway.h"
 #include "simd/contract/rowwise.hpp"
+#include "simd/floating_point.hpp"
 #include "simd/hwy/activation-inl.h"
 #include "simd/hwy/compat.h"
-#include "simd/hwy/floating_point-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "simd/floating_point.hpp"
 #include "simd/reference/reference.hpp"
 
 namespace polyhead::simd::reference {
@@ -35,7 +36,7 @@ double score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, st
   return args.scale * dot + bias;
 }
 
-void attend(const AttentionF32Args& args) {
+POLYHEAD_NOINLINE void attend_rows(const AttentionF32Args& args) {
   double* const scores = static_cast<double*>(args.scratch);
   double* const sums = scores + (args.key_end > args.key_begin ? args.key_end - args.key_begin : 0);
   for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
@@ -91,7 +92,12 @@ void attend(const AttentionF32Args& args) {
   }
 }
 
-void merge(const MergeF32Args& args) {
+void attend(const AttentionF32Args& args) {
+  const KeepDenormals environment;
+  attend_rows(args);
+}
+
+POLYHEAD_NOINLINE void merge_rows(const MergeF32Args& args) {
   const std::int64_t width = args.value_dim + 2;
   for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
     const std::int64_t t = row / args.group;
@@ -128,6 +134,11 @@ void merge(const MergeF32Args& args) {
       *lse = static_cast<float>(seen ? largest * kLn2 + log(denominator) : -kInfinity);
     }
   }
+}
+
+void merge(const MergeF32Args& args) {
+  const KeepDenormals environment;
+  merge_rows(args);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // gemm_f32 in scalar arithmetic. A product of two floats is exact in double, so fused or not, a sum has the same bits.
 #include "simd/contract/gemm.hpp"
 
+#include "simd/floating_point.hpp"
 #include "simd/reference/activation.hpp"
 #include "simd/reference/reference.hpp"
 
@@ -32,7 +33,7 @@ void pack(const PackF32Args& args) {
   }
 }
 
-void run(const GemmF32Args& args) {
+POLYHEAD_NOINLINE void multiply(const GemmF32Args& args) {
   for (std::int64_t m = 0; m < args.m; ++m) {
     const float* a = at(args.a, args.a_stride * m);
     const float* residual = args.residual ? at(args.residual, args.residual_stride * m) : nullptr;
@@ -46,6 +47,11 @@ void run(const GemmF32Args& args) {
       c[n] = residual ? value + residual[n] : value;
     }
   }
+}
+
+void run(const GemmF32Args& args) {
+  const KeepDenormals environment;
+  multiply(args);
 }
 
 }  // namespace

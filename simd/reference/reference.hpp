@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+// A kernel's body, called inside the kernel's own floating-point environment: inlined, its arithmetic could move out of it.
+#define POLYHEAD_NOINLINE __attribute__((noinline))
+
 namespace polyhead::simd::reference {
 
 // A pointer moved by a stride in bytes.

@@ -3,13 +3,14 @@
 
 #include <math.h>
 
+#include "simd/floating_point.hpp"
 #include "simd/reference/activation.hpp"
 #include "simd/reference/reference.hpp"
 
 namespace polyhead::simd::reference {
 namespace {
 
-void layer_norm(const LayerNormF32Args& args) {
+POLYHEAD_NOINLINE void normalize_rows(const LayerNormF32Args& args) {
   const double count = static_cast<double>(args.dim);
   for (std::int64_t row = 0; row < args.rows; ++row) {
     const float* x = at(args.x, args.x_stride * row);
@@ -33,7 +34,7 @@ void layer_norm(const LayerNormF32Args& args) {
   }
 }
 
-void softmax(const SoftmaxF32Args& args) {
+POLYHEAD_NOINLINE void softmax_rows(const SoftmaxF32Args& args) {
   for (std::int64_t row = 0; row < args.rows; ++row) {
     const float* x = at(args.x, args.x_stride * row);
     float* y = at(args.y, args.y_stride * row);
@@ -52,8 +53,23 @@ void softmax(const SoftmaxF32Args& args) {
   }
 }
 
-void activation(const ActivationF32Args& args) {
+POLYHEAD_NOINLINE void activate_values(const ActivationF32Args& args) {
   for (std::int64_t i = 0; i < args.count; ++i) args.y[i] = activate(args.activation, args.x[i]);
+}
+
+void layer_norm(const LayerNormF32Args& args) {
+  const KeepDenormals environment;
+  normalize_rows(args);
+}
+
+void softmax(const SoftmaxF32Args& args) {
+  const KeepDenormals environment;
+  softmax_rows(args);
+}
+
+void activation(const ActivationF32Args& args) {
+  const KeepDenormals environment;
+  activate_values(args);
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ class Includes(Folder):
     def test_downward_is_clean(self):
         self.write("src/plan/a.cpp", '#include <vector>\n#include "graph/task_graph.hpp"\n#include "simd/contract/gemm.hpp"\n')
         self.write("src/graph/b.cpp", "#include <tbb/flow_graph.h>\n")
+        self.write("simd/hwy/c.cc", '#include "simd/shared.hpp"\n#include "simd/contract/gemm.hpp"\n')
         self.assert_clean(run("check-includes", self.root))
 
     def test_wrong_direction(self):
@@ -53,6 +54,8 @@ class Includes(Folder):
             ("simd/hwy/a.cc", '"polyhead/tensor.hpp"'),
             ("simd/reference/a.cc", "<hwy/highway.h>"),
             ("simd/contract/a.hpp", '"simd/hwy/compat.h"'),
+            ("simd/a.hpp", '"simd/hwy/compat.h"'),
+            ("src/plan/a.cpp", '"simd/shared.hpp"'),
             ("include/polyhead/a.hpp", '"dispatch/kernel_table.hpp"'),
             ("include/polyhead/b.hpp", "<nlohmann/json.hpp>"),
             ("src/api/a.cpp", '"../plan/x.hpp"'),
