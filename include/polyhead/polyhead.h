@@ -23,11 +23,9 @@
 
 #ifdef __cplusplus
 extern "C" {
-#define POLYHEAD_INIT(type) \
-  { sizeof(type) }
+#define POLYHEAD_INIT(type) {sizeof(type)}
 #else
-#define POLYHEAD_INIT(type) \
-  { .struct_size = sizeof(type) }
+#define POLYHEAD_INIT(type) {.struct_size = sizeof(type)}
 #endif
 
 /* ---- status and version ---- */
