@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "api/checks.hpp"
 #include "api/entry.hpp"
+#include "api/mask_inputs.hpp"
 #include "api/runtime_state.hpp"
 #include "plan/attention_plan.hpp"
 
 namespace polyhead {
 namespace {
 
-using api::check_given;
 using api::check_mask;
 using api::check_no_overlap;
 using api::check_output;
@@ -135,28 +135,15 @@ class AttentionPlanState {
     operands.shape = shape;
     operands.mask = spec_.mask;
     operands.scale = scale_of(spec_);
-    if (spec_.mask.has_key_lengths) {
-      api::read_integers("key_lengths", inputs.key_lengths, shape.batch, 0, shape.key_length, lease.key_lengths());
-      operands.key_lengths = lease.key_lengths();
-    }
-    if (spec_.mask.has_offsets) {
-      const std::int64_t far = std::int64_t{1} << 60;
-      api::read_integers("offsets", inputs.offsets, shape.batch, -far, far, lease.offsets());
-      operands.offsets = lease.offsets();
-    }
-    const std::int64_t scores[4] = {shape.batch, shape.heads, shape.query_length, shape.key_length};
-    if (spec_.mask.has_boolean) {
-      if (inputs.boolean_mask.dtype != DType::boolean && inputs.boolean_mask.dtype != DType::u8) {
-        fail("boolean_mask", std::string("of dtype ") + name(inputs.boolean_mask.dtype), "bool or u8");
-      }
-      api::broadcast_strides("boolean_mask", inputs.boolean_mask, scores, operands.mask_strides);
-      operands.boolean_mask = static_cast<const std::uint8_t*>(inputs.boolean_mask.data);
-    }
-    if (spec_.mask.has_bias) {
-      if (inputs.bias.dtype != DType::f32) fail("bias", std::string("of dtype ") + name(inputs.bias.dtype), "f32");
-      api::broadcast_strides("bias", inputs.bias, scores, operands.bias_strides);
-      operands.bias = static_cast<const float*>(inputs.bias.data);
-    }
+    const api::ScoreOperands scores =
+        api::read_mask_inputs(spec_.mask, mask_inputs(inputs), {shape.batch, shape.heads, shape.query_length, shape.key_length},
+                              lease.key_lengths(), lease.offsets());
+    if (spec_.mask.has_key_lengths) operands.key_lengths = lease.key_lengths();
+    if (spec_.mask.has_offsets) operands.offsets = lease.offsets();
+    operands.boolean_mask = scores.boolean_mask;
+    operands.bias = scores.bias;
+    std::copy(std::begin(scores.mask_strides), std::end(scores.mask_strides), operands.mask_strides);
+    std::copy(std::begin(scores.bias_strides), std::end(scores.bias_strides), operands.bias_strides);
     check_outputs(inputs);
     if (options.cancel && options.cancel->load(std::memory_order_relaxed))
       throw Error(ErrorCode::cancelled, "cancelled by the caller");
@@ -213,29 +200,26 @@ class AttentionPlanState {
     if (shape.key_length > spec_.key_length) {
       fail("key's length", std::to_string(shape.key_length), "at most the plan's " + std::to_string(spec_.key_length));
     }
-    check_given("key_lengths", inputs.key_lengths, spec_.mask.has_key_lengths, "key lengths");
-    check_given("offsets", inputs.offsets, spec_.mask.has_offsets, "offsets");
-    check_given("boolean_mask", inputs.boolean_mask, spec_.mask.has_boolean, "boolean part");
-    check_given("bias", inputs.bias, spec_.mask.has_bias, "bias");
+    api::check_mask_given(spec_.mask, mask_inputs(inputs));
     return shape;
   }
 
+  static api::MaskInputs mask_inputs(const AttentionInputs& inputs) {
+    return {inputs.key_lengths, inputs.offsets, inputs.boolean_mask, inputs.bias};
+  }
+
   static void check_outputs(const AttentionInputs& inputs) {
-    const std::pair<const char*, const TensorView*> read[] = {
-        {"query", &inputs.query},     {"key", &inputs.key},
-        {"value", &inputs.value},     {"key_lengths", &inputs.key_lengths},
-        {"offsets", &inputs.offsets}, {"boolean_mask", &inputs.boolean_mask},
-        {"bias", &inputs.bias}};
-    check_output("out", inputs.out);
-    for (const auto& [other_name, other] : read) {
-      if (!other->empty()) check_no_overlap("out", inputs.out, other_name, *other);
-    }
+    const auto check = [&](const char* output_name, const TensorView& output) {
+      check_output(output_name, output);
+      check_no_overlap(output_name, output, "query", inputs.query);
+      check_no_overlap(output_name, output, "key", inputs.key);
+      check_no_overlap(output_name, output, "value", inputs.value);
+      api::check_no_overlap(output_name, output, mask_inputs(inputs));
+    };
+    check("out", inputs.out);
     if (inputs.lse.empty()) return;
-    check_output("lse", inputs.lse);
+    check("lse", inputs.lse);
     check_no_overlap("lse", inputs.lse, "out", inputs.out);
-    for (const auto& [other_name, other] : read) {
-      if (!other->empty()) check_no_overlap("lse", inputs.lse, other_name, *other);
-    }
   }
 
   AttentionSpec spec_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "api/checks.hpp"
+#include "api/entry.hpp"
 #include "api/layer_checks.hpp"
 #include "api/layer_rows.hpp"
 #include "api/runtime_state.hpp"
@@ -218,7 +219,7 @@ class BertState {
 
 BertEncoder BertEncoder::load(const std::string& folder, const Runtime& runtime) {
   BertEncoder encoder;
-  encoder.state_ = std::make_shared<const detail::BertState>(folder, runtime);
+  encoder.state_ = api::entry([&] { return std::make_shared<const detail::BertState>(folder, runtime); });
   return encoder;
 }
 
@@ -228,12 +229,12 @@ const BertConfig& BertEncoder::config() const noexcept {
 
 void BertEncoder::token_embeddings(const TensorView& token_ids, const TensorView& lengths, const TensorView& out,
                                    const RunOptions& options) const {
-  state_->token_embeddings(token_ids, lengths, out, options);
+  api::entry([&] { state_->token_embeddings(token_ids, lengths, out, options); });
 }
 
 void BertEncoder::encode(const TensorView& token_ids, const TensorView& lengths, const TensorView& out, bool normalise,
                          const RunOptions& options) const {
-  state_->encode(token_ids, lengths, out, normalise, options);
+  api::entry([&] { state_->encode(token_ids, lengths, out, normalise, options); });
 }
 
 }  // namespace polyhead

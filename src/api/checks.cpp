@@ -86,7 +86,7 @@ std::int64_t greatest_common_divisor(std::int64_t a, std::int64_t b) {
 }
 
 bool may_overlap(const TensorView& a, const TensorView& b) {
-  if (a.element_count() == 0 || b.element_count() == 0) return false;
+  if (a.empty() || b.empty() || a.element_count() == 0 || b.element_count() == 0) return false;
   std::int64_t a_first, a_last, b_first, b_last;
   if (!extent(a, &a_first, &a_last) || !extent(b, &b_first, &b_last)) return true;
   const auto a_base = reinterpret_cast<std::uintptr_t>(a.data), b_base = reinterpret_cast<std::uintptr_t>(b.data);

@@ -1,10 +1,13 @@
 #include "polyhead/multi_head_attention.hpp"
 
-#include <string>
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "api/checks.hpp"
+#include "api/entry.hpp"
 #include "api/layer_checks.hpp"
+#include "api/mask_inputs.hpp"
 #include "api/runtime_state.hpp"
 #include "layer/projected_attention.hpp"
 
@@ -80,36 +83,26 @@ class MultiHeadAttentionState {
     api::check_tensor(inputs.value.empty() ? "value (the key, since none is given)" : "value", value, DType::f32,
                       {operands.batch, operands.key_length, spec_.value_input_dim});
     api::check_tensor("out", inputs.out, DType::f32, {operands.batch, operands.query_length, spec_.d_model});
-    api::check_given("key_lengths", inputs.key_lengths, spec_.mask.has_key_lengths, "key lengths");
-    api::check_given("offsets", inputs.offsets, spec_.mask.has_offsets, "offsets");
-    api::check_given("boolean_mask", inputs.boolean_mask, spec_.mask.has_boolean, "boolean part");
-    api::check_given("bias", inputs.bias, spec_.mask.has_bias, "bias");
+    const api::MaskInputs mask_inputs = {inputs.key_lengths, inputs.offsets, inputs.boolean_mask, inputs.bias};
+    api::check_mask_given(spec_.mask, mask_inputs);
     api::check_run_options(options);
 
     layer::ProjectedAttention::LeaseHandle lease(layer_.leases());
-    if (spec_.mask.has_key_lengths) {
-      lease->key_lengths.resize(static_cast<std::size_t>(operands.batch));
-      api::read_integers("key_lengths", inputs.key_lengths, operands.batch, 0, operands.key_length, lease->key_lengths.data());
-    }
-    if (spec_.mask.has_offsets) {
-      constexpr std::int64_t far = std::int64_t{1} << 60;
-      lease->offsets.resize(static_cast<std::size_t>(operands.batch));
-      api::read_integers("offsets", inputs.offsets, operands.batch, -far, far, lease->offsets.data());
-    }
-    const std::int64_t scores[4] = {operands.batch, spec_.heads, operands.query_length, operands.key_length};
-    if (spec_.mask.has_boolean) {
-      if (inputs.boolean_mask.dtype != DType::boolean && inputs.boolean_mask.dtype != DType::u8) {
-        api::fail("boolean_mask", std::string("of dtype ") + name(inputs.boolean_mask.dtype), "bool or u8");
-      }
-      api::broadcast_strides("boolean_mask", inputs.boolean_mask, scores, operands.mask_strides);
-      operands.boolean_mask = static_cast<const std::uint8_t*>(inputs.boolean_mask.data);
-    }
-    if (spec_.mask.has_bias) {
-      if (inputs.bias.dtype != DType::f32) api::fail("bias", std::string("of dtype ") + name(inputs.bias.dtype), "f32");
-      api::broadcast_strides("bias", inputs.bias, scores, operands.bias_strides);
-      operands.bias = static_cast<const float*>(inputs.bias.data);
-    }
-    check_out(inputs);
+    const auto batch = static_cast<std::size_t>(operands.batch);
+    if (spec_.mask.has_key_lengths) lease->key_lengths.resize(batch);
+    if (spec_.mask.has_offsets) lease->offsets.resize(batch);
+    const api::ScoreOperands scores = api::read_mask_inputs(
+        spec_.mask, mask_inputs, {operands.batch, spec_.heads, operands.query_length, operands.key_length},
+        lease->key_lengths.data(), lease->offsets.data());
+    operands.boolean_mask = scores.boolean_mask;
+    operands.bias = scores.bias;
+    std::copy(std::begin(scores.mask_strides), std::end(scores.mask_strides), operands.mask_strides);
+    std::copy(std::begin(scores.bias_strides), std::end(scores.bias_strides), operands.bias_strides);
+    api::check_output("out", inputs.out);
+    api::check_no_overlap("out", inputs.out, "query", inputs.query);
+    api::check_no_overlap("out", inputs.out, "key", inputs.key);
+    api::check_no_overlap("out", inputs.out, "value", inputs.value);
+    api::check_no_overlap("out", inputs.out, mask_inputs);
 
     operands.query = tokens_of(query);
     operands.key = tokens_of(key);
@@ -120,18 +113,6 @@ class MultiHeadAttentionState {
   }
 
  private:
-  static void check_out(const MultiHeadAttentionInputs& inputs) {
-    api::check_output("out", inputs.out);
-    const std::pair<const char*, const TensorView*> read[] = {
-        {"query", &inputs.query},     {"key", &inputs.key},
-        {"value", &inputs.value},     {"key_lengths", &inputs.key_lengths},
-        {"offsets", &inputs.offsets}, {"boolean_mask", &inputs.boolean_mask},
-        {"bias", &inputs.bias}};
-    for (const auto& [other_name, other] : read) {
-      if (!other->empty()) api::check_no_overlap("out", inputs.out, other_name, *other);
-    }
-  }
-
   MultiHeadAttentionSpec spec_;
   layer::ProjectedAttention layer_;
 };
@@ -140,10 +121,10 @@ class MultiHeadAttentionState {
 
 MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionSpec& spec, const MultiHeadAttentionWeights& weights,
                                        const Runtime& runtime)
-    : state_(std::make_shared<const detail::MultiHeadAttentionState>(spec, weights, runtime)) {}
+    : state_(api::entry([&] { return std::make_shared<const detail::MultiHeadAttentionState>(spec, weights, runtime); })) {}
 
 void MultiHeadAttention::run(const MultiHeadAttentionInputs& inputs, const RunOptions& options) const {
-  state_->run(inputs, options);
+  api::entry([&] { state_->run(inputs, options); });
 }
 
 const MultiHeadAttentionSpec& MultiHeadAttention::spec() const noexcept {

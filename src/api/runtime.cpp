@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "api/entry.hpp"
 #include "api/runtime_state.hpp"
 #include "dispatch/cpu_features.hpp"
 #include "dispatch/select_isa.hpp"
@@ -98,7 +99,8 @@ bool shutdown() noexcept {
   return graph::shutdown_workers();
 }
 
-Runtime::Runtime(const RuntimeOptions& options) : state_(std::make_shared<detail::RuntimeState>(validated(options))) {}
+Runtime::Runtime(const RuntimeOptions& options)
+    : state_(api::entry([&] { return std::make_shared<detail::RuntimeState>(validated(options)); })) {}
 
 int Runtime::threads() const noexcept {
   return state_->scheduler()->threads();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "api/checks.hpp"
+#include "api/entry.hpp"
 #include "api/layer_checks.hpp"
 #include "api/layer_rows.hpp"
 #include "api/runtime_state.hpp"
@@ -158,14 +159,14 @@ void layer_norm(const Runtime& runtime, const TensorView& x, const TensorView& g
   if (!gamma.empty()) api::check_no_overlap("y", y, "gamma", gamma);
   if (!beta.empty()) api::check_no_overlap("y", y, "beta", beta);
   if (x.element_count() == 0) return;
-  layer::layer_norm(runtime.state()->kernels(), *runtime.state()->scheduler(), x, gamma, beta, epsilon, y);
+  api::entry([&] { layer::layer_norm(runtime.state()->kernels(), *runtime.state()->scheduler(), x, gamma, beta, epsilon, y); });
 }
 
 Encoder::Encoder(const EncoderBlockSpec& spec, const std::vector<EncoderBlockWeights>& blocks, const Runtime& runtime)
-    : state_(std::make_shared<const detail::EncoderState>(spec, blocks, runtime)) {}
+    : state_(api::entry([&] { return std::make_shared<const detail::EncoderState>(spec, blocks, runtime); })) {}
 
 void Encoder::run(const TensorView& x, const TensorView& lengths, const TensorView& out, const RunOptions& options) const {
-  state_->run(x, lengths, out, options);
+  api::entry([&] { state_->run(x, lengths, out, options); });
 }
 
 const EncoderBlockSpec& Encoder::spec() const noexcept {
