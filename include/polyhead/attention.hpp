@@ -32,7 +32,7 @@ struct AttentionSpec {
   std::int64_t value_dim = 0;      // 0: head_dim
   DType dtype = DType::f32;
   std::optional<double> scale;     // unset: 1 / sqrt(head_dim); any finite number
-  Mask mask;
+  Mask mask{};
   // A row's bits never depend on batch, heads or threads. With this set they do not depend on query_length either (a
   // sequence in a padded batch gives the bits it gives alone), at the price of the faster kernel for very short queries.
   bool length_invariant = false;
@@ -41,15 +41,15 @@ struct AttentionSpec {
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
 // an input or another output is refused.
 struct AttentionInputs {
-  TensorView query;         // [B, heads, T, head_dim]
-  TensorView key;           // [B, kv_heads, S, head_dim]
-  TensorView value;         // [B, kv_heads, S, value_dim]
-  TensorView out;           // [B, heads, T, value_dim]
-  TensorView lse;           // optional f32 [B, heads, T]: natural log of the softmax denominator; never changes out
-  TensorView key_lengths;   // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has key lengths
-  TensorView offsets;       // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
-  TensorView boolean_mask;  // bool or u8, broadcastable to [B, heads, T, S] (lower ranks align right); true = attend
-  TensorView bias;          // f32, broadcastable to [B, heads, T, S]
+  TensorView query{};         // [B, heads, T, head_dim]
+  TensorView key{};           // [B, kv_heads, S, head_dim]
+  TensorView value{};         // [B, kv_heads, S, value_dim]
+  TensorView out{};           // [B, heads, T, value_dim]
+  TensorView lse{};           // optional f32 [B, heads, T]: natural log of the softmax denominator; never changes out
+  TensorView key_lengths{};   // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has key lengths
+  TensorView offsets{};       // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
+  TensorView boolean_mask{};  // bool or u8, broadcastable to [B, heads, T, S] (lower ranks align right); true = attend
+  TensorView bias{};          // f32, broadcastable to [B, heads, T, S]
 };
 
 struct RunOptions {
@@ -83,7 +83,7 @@ class POLYHEAD_EXPORT AttentionPlan {
 // One call: makes a plan for the inputs' shapes, or takes it from the runtime's cache, and runs it.
 struct AttentionOptions {
   std::optional<double> scale;
-  Mask mask;
+  Mask mask{};
   bool length_invariant = false;
 };
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options = {});

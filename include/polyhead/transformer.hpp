@@ -39,12 +39,12 @@ struct EncoderBlockSpec {
 
 struct EncoderBlockWeights {
   MultiHeadAttentionWeights attention;
-  TensorView attention_norm_gamma, attention_norm_beta;   // [d_model]
-  TensorView feed_forward_in;         // [feed_forward_dim, d_model]
-  TensorView feed_forward_in_bias;    // [feed_forward_dim] or empty
-  TensorView feed_forward_out;        // [d_model, feed_forward_dim]
-  TensorView feed_forward_out_bias;   // [d_model] or empty
-  TensorView feed_forward_norm_gamma, feed_forward_norm_beta;
+  TensorView attention_norm_gamma{}, attention_norm_beta{};   // [d_model]
+  TensorView feed_forward_in{};         // [feed_forward_dim, d_model]
+  TensorView feed_forward_in_bias{};    // [feed_forward_dim] or empty
+  TensorView feed_forward_out{};        // [d_model, feed_forward_dim]
+  TensorView feed_forward_out_bias{};   // [d_model] or empty
+  TensorView feed_forward_norm_gamma{}, feed_forward_norm_beta{};
 };
 
 namespace detail { class EncoderState; }
