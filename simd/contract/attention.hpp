@@ -7,6 +7,8 @@
 // that neighbouring rows share keys. A kernel computes each row by itself: its bits depend on the row's own operands, never
 // on which rows or batch items it is computed beside, nor on row_begin and row_end.
 //
+// Whatever a row excludes, a key whose score is -inf included, does not influence it, NaN and infinite values least of all.
+//
 // Keys are cut into blocks at multiples of the kernel's key_block, counted from key 0; blocks are taken in ascending order.
 #pragma once
 

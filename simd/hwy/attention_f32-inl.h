@@ -9,6 +9,10 @@
 //                                             O' += V' P      [e][row]       ValueTile
 //   out = O' / l, transposed back
 //
+// An excluded key has weight 0, which leaves NaN where its value is NaN or infinite. So a row block whose result holds a NaN is
+// computed again, looking at each block of V first and selecting by weight where one is not finite. Whatever the NaN's cause,
+// both ways give the same bits to all rows that are finite.
+//
 // The shift m is the running maximum rounded up to an integer in log2 units, which makes the rescale factor an exact power of
 // two and rare: a row whose shift stays is multiplied by exactly 1, so its bits do not depend on its neighbours.
 #pragma once
@@ -81,7 +85,7 @@ static HWY_NOINLINE void ComputeWeights(float* HWY_RESTRICT scores, size_t width
 }
 
 // The value step for a block of V that holds NaN or infinities: a weight of -0 selects the old sum. For finite V the bits are
-// those of ValueTile.
+// those of ValueTile. Four value columns at a time, for four independent chains; a rest repeats its last column.
 static HWY_NOINLINE void AccumulateSelectedValues(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
                                                   const float* HWY_RESTRICT weights, size_t keys, size_t width,
                                                   size_t value_dim, ValueMode mode, const float* HWY_RESTRICT alpha,
@@ -90,18 +94,32 @@ static HWY_NOINLINE void AccumulateSelectedValues(const float* HWY_RESTRICT valu
   const IntTag di;
   const size_t lanes = hn::Lanes(df);
   const Ints marked = hn::BitCast(di, hn::Set(df, -0.0f));
-  for (size_t e = 0; e < value_dim; ++e) {
+  for (size_t e0 = 0; e0 < value_dim; e0 += 4) {
+    const size_t e1 = HWY_MIN(e0 + 1, value_dim - 1), e2 = HWY_MIN(e0 + 2, value_dim - 1), e3 = HWY_MIN(e0 + 3, value_dim - 1);
     for (size_t column = 0; column < width; column += lanes) {
-      float* HWY_RESTRICT at = sums + e * width + column;
-      Floats sum = mode == ValueMode::overwrite ? hn::Zero(df) : hn::Load(df, at);
-      if (mode == ValueMode::scale) sum = hn::Mul(hn::Load(df, alpha + column), sum);
-      const float* HWY_RESTRICT v = value + e;
+      float* at = sums + column;
+      Floats s0 = hn::Zero(df), s1 = s0, s2 = s0, s3 = s0;
+      if (mode != ValueMode::overwrite) {
+        s0 = hn::Load(df, at + e0 * width), s1 = hn::Load(df, at + e1 * width);
+        s2 = hn::Load(df, at + e2 * width), s3 = hn::Load(df, at + e3 * width);
+      }
+      if (mode == ValueMode::scale) {
+        const Floats factor = hn::Load(df, alpha + column);
+        s0 = hn::Mul(factor, s0), s1 = hn::Mul(factor, s1), s2 = hn::Mul(factor, s2), s3 = hn::Mul(factor, s3);
+      }
+      const float* HWY_RESTRICT v = value;
       for (size_t key = 0; key < keys; ++key, v = Offset(v, value_stride)) {
         const Floats p = hn::Load(df, weights + key * width + column);
         const auto excluded = hn::RebindMask(df, hn::Eq(hn::BitCast(di, p), marked));
-        sum = hn::IfThenElse(excluded, sum, hn::MulAdd(hn::Set(df, *v), p, sum));
+        s0 = hn::IfThenElse(excluded, s0, hn::MulAdd(hn::Set(df, v[e0]), p, s0));
+        s1 = hn::IfThenElse(excluded, s1, hn::MulAdd(hn::Set(df, v[e1]), p, s1));
+        s2 = hn::IfThenElse(excluded, s2, hn::MulAdd(hn::Set(df, v[e2]), p, s2));
+        s3 = hn::IfThenElse(excluded, s3, hn::MulAdd(hn::Set(df, v[e3]), p, s3));
       }
-      hn::Store(sum, df, at);
+      hn::Store(s0, df, at + e0 * width);
+      hn::Store(s1, df, at + e1 * width);
+      hn::Store(s2, df, at + e2 * width);
+      hn::Store(s3, df, at + e3 * width);
     }
   }
 }
@@ -116,7 +134,7 @@ struct RowBlock {
   std::int64_t first_row;
   std::int64_t t_first, t_last;
   size_t rows, width;
-  bool started;                // sums and denominator hold something
+  bool started;  // sums and denominator hold something
 };
 
 // One tile of work: a row block and the keys [begin, end) of a key block.
@@ -126,11 +144,11 @@ struct Tile {
   std::ptrdiff_t key_stride, value_stride;
   size_t head_dim, value_dim;
   size_t begin, end;
-  const TileMask* mask;        // nullptr: every row sees every key
-  bool poisoned;               // V holds non-finite values and some row must not see some key
+  const TileMask* mask;  // nullptr: every row sees every key
+  bool selects;          // V holds non-finite values, which must not reach rows that exclude their keys
   bool prefetch;
-  float* scores;               // [kKeyBlock][width]
-  float* statistics;           // 3 * width floats: new maximum, sum, alpha
+  float* scores;      // [kKeyBlock][width]
+  float* statistics;  // 3 * width floats: new maximum, sum, alpha
 };
 
 template <class Shape, int kVectors>
@@ -150,7 +168,8 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
   const Prefetch prefetch = {tile.prefetch, value, tile.value_stride, tile.value_dim};
   // With a mask the tiles' maximum counts for nothing: `sum` takes it, ApplyMask finds the right one.
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, sum + j);
-  ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys, prefetch);
+  ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys,
+                                 prefetch);
   if (tile.mask) ApplyMask(*tile.mask, tile.scores, width, tile.begin, tile.end, max);
 
   bool same = true;
@@ -161,7 +180,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
     hn::Store(Exp2OfDifference(df, old_shift, shift), df, alpha + j);
     hn::Store(shift, df, block.shift + j);
   }
-  if (HWY_UNLIKELY(tile.poisoned)) {
+  if (HWY_UNLIKELY(tile.selects)) {
     ComputeWeights<true>(tile.scores, width, tile.begin, tile.end, block.shift, sum);
   } else {
     ComputeWeights<false>(tile.scores, width, tile.begin, tile.end, block.shift, sum);
@@ -174,7 +193,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
 
   const ValueMode mode = !block.started ? ValueMode::overwrite : same ? ValueMode::add : ValueMode::scale;
   block.started = true;
-  if (HWY_UNLIKELY(tile.poisoned)) {
+  if (HWY_UNLIKELY(tile.selects)) {
     return AccumulateSelectedValues(value, tile.value_stride, scores, keys, width, tile.value_dim, mode, alpha, block.sums);
   }
   switch (mode) {
@@ -198,16 +217,16 @@ HWY_INLINE void ComputeTileOfWidth(RowBlock& block, const Tile& tile) {
   ComputeTile<Shape, kVectors>(block, tile);
 }
 
-enum class BlockState : std::uint8_t { unknown, finite, poisoned };
+enum class ValueState : std::uint8_t { unknown, finite, not_finite };
 
 struct Workspace {
   RowBlock blocks[kQueryBlocks];
   float* scores;
   float* statistics;
-  float* bias;                   // [kKeyBlock][width]
-  std::int32_t* allowed_bytes;   // [kKeyBlock / 4][width]
-  std::int32_t* excluded_keys;   // [kKeyBlock]
-  BlockState* states;            // [key blocks]: what V holds
+  float* bias;                  // [kKeyBlock][width]
+  std::int32_t* allowed_bytes;  // [kKeyBlock / 4][width]
+  std::int32_t* excluded_keys;  // [kKeyBlock]
+  ValueState* value_states;     // [key blocks]: what V holds, once it has been looked at
 
   template <class Shape>
   size_t Place(void* memory, std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
@@ -225,10 +244,16 @@ struct Workspace {
     bias = carver.Take<float>(kKeyBlock * width);
     allowed_bytes = carver.Take<std::int32_t>(kKeyBlock / 4 * width);
     excluded_keys = carver.Take<std::int32_t>(kKeyBlock);
-    states = carver.Take<BlockState>(static_cast<size_t>(key_count) / kKeyBlock + 2);
+    value_states = carver.Take<ValueState>(static_cast<size_t>(key_count) / kKeyBlock + 2);
     return carver.used();
   }
 };
+
+static void ForgetKeys(RowBlock& block) {
+  const FloatTag df;
+  block.started = false;
+  for (size_t j = 0; j < block.width; j += hn::Lanes(df)) hn::Store(hn::Set(df, kLowestFloat), df, block.shift + j);
+}
 
 template <class Shape>
 static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, float scale, RowBlock& block) {
@@ -240,10 +265,9 @@ static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, flo
   const std::int64_t last_row = first_row + static_cast<std::int64_t>(block.rows) - 1;
   block.t_first = args.group == 1 ? first_row : first_row / args.group;
   block.t_last = args.group == 1 ? last_row : last_row / args.group;
-  block.started = false;
   const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
   RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query);
-  for (size_t j = 0; j < block.width; j += lanes) hn::Store(hn::Set(df, kLowestFloat), df, block.shift + j);
+  ForgetKeys(block);
   std::int64_t g = first_row - block.t_first * args.group;
   std::int32_t offset = 0;
   for (size_t lane = 0; lane < block.width; ++lane) {
@@ -252,7 +276,8 @@ static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, flo
   }
 }
 
-static void FinishBlock(const AttentionF32Args& args, RowBlock& block, float* factor) {
+// Writes the block's results and returns true when there is a NaN among the sums.
+static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* factor) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
   const Floats zero = hn::Zero(df), one = hn::Set(df, 1.0f);
@@ -267,22 +292,24 @@ static void FinishBlock(const AttentionF32Args& args, RowBlock& block, float* fa
   if (args.partial) {
     const std::int64_t row_floats = args.value_dim + 2;
     const RowMap<float> rows = {args.partial, row_floats * static_cast<std::ptrdiff_t>(sizeof(float)), 0, 1};
-    LanesToRows(block.sums, block.width, factor, block.rows, value_dim, rows, block.first_row - args.row_begin);
+    const bool nan =
+        LanesToRows(block.sums, block.width, factor, block.rows, value_dim, rows, block.first_row - args.row_begin);
     for (size_t lane = 0; lane < block.rows; ++lane) {
       float* row = rows.At(block.first_row - args.row_begin + static_cast<std::int64_t>(lane));
       row[value_dim] = block.shift[lane];
       row[value_dim + 1] = block.denominator[lane];
     }
-    return;
+    return nan;
   }
   const RowMap<float> out = {args.out, args.out_stride, args.out_head_stride, args.group};
-  LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
+  const bool nan = LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
   if (args.lse) {
     const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
     for (size_t lane = 0; lane < block.rows; ++lane) {
       *lse.At(block.first_row + static_cast<std::int64_t>(lane)) = LogOfDenominator(block.shift[lane], block.denominator[lane]);
     }
   }
+  return nan;
 }
 
 template <class T>
@@ -301,10 +328,6 @@ class AttentionRun {
         bias_(HowItVaries(args.bias, args.bias_stride, args.bias_head_stride, args.group)) {
     const std::int64_t key_count = HWY_MAX(args.key_end - args.key_begin, std::int64_t{0});
     space_.Place<Shape>(args.scratch, args.head_dim, args.value_dim, key_count);
-    if (boolean_ != Varies::absent || bias_ != Varies::absent || args.visible_begin != AttentionF32Args::unbounded_begin ||
-        args.visible_end != AttentionF32Args::unbounded_end) {
-      __builtin_memset(space_.states, 0, static_cast<size_t>(key_count) / kKeyBlock + 1);
-    }
   }
 
   void Rows() {
@@ -318,16 +341,32 @@ class AttentionRun {
         row += static_cast<std::int64_t>(space_.blocks[count].rows);
       }
       rows_ahead_ = row - space_.blocks[0].first_row;
-      Keys(count);
-      for (size_t i = 0; i < count; ++i) FinishBlock(args_, space_.blocks[i], space_.statistics);
+      const bool redo = !looks_at_values_;
+      Keys(space_.blocks, count);
+      for (size_t i = 0; i < count; ++i) {
+        RowBlock& block = space_.blocks[i];
+        if (HWY_LIKELY(!FinishBlock(args_, block, space_.statistics)) || !redo) continue;
+        LookAtValues();
+        ForgetKeys(block);
+        Keys(&block, 1);
+        FinishBlock(args_, block, space_.statistics);
+      }
     }
   }
 
  private:
+  // From the first NaN on the call's blocks of V are looked at: it rarely comes alone, and then nothing is computed twice.
+  void LookAtValues() {
+    if (looks_at_values_) return;
+    looks_at_values_ = true;
+    static_assert(static_cast<int>(ValueState::unknown) == 0, "memset makes all states unknown");
+    __builtin_memset(space_.value_states, 0, static_cast<size_t>(args_.key_end - args_.key_begin) / kKeyBlock + 1);
+  }
+
   // The keys of `count` row blocks. Only key blocks that one of them can see are visited.
-  void Keys(size_t count) {
-    const std::int64_t first_key = space_.blocks[0].t_first + args_.visible_begin;
-    const std::int64_t last_key = space_.blocks[count - 1].t_last + args_.visible_end;
+  void Keys(RowBlock* blocks, size_t count) {
+    const std::int64_t first_key = blocks[0].t_first + args_.visible_begin;
+    const std::int64_t last_key = blocks[count - 1].t_last + args_.visible_end;
     const std::int64_t block = static_cast<std::int64_t>(kKeyBlock);
     std::int64_t key_begin = args_.key_begin;
     if (first_key > key_begin) key_begin += (first_key - key_begin) / block * block;
@@ -341,7 +380,7 @@ class AttentionRun {
       }
       bool first = true;
       for (size_t i = 0; i < count; ++i) {
-        if (OneTile(space_.blocks[i], key, end, first)) first = false;
+        if (OneTile(blocks[i], key, end, first)) first = false;
       }
     }
   }
@@ -398,7 +437,7 @@ class AttentionRun {
     tile.head_dim = static_cast<size_t>(args_.head_dim);
     tile.value_dim = static_cast<size_t>(args_.value_dim);
     tile.mask = excludes ? &mask : nullptr;
-    tile.poisoned = excludes && Poisoned(key, end);
+    tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
     tile.prefetch = first && fetch_;
     tile.scores = space_.scores;
     tile.statistics = space_.statistics;
@@ -423,15 +462,15 @@ class AttentionRun {
     }
   }
 
-  bool Poisoned(std::int64_t key, std::int64_t end) {
-    BlockState& state = space_.states[(key - args_.key_begin) / static_cast<std::int64_t>(kKeyBlock)];
-    if (state == BlockState::unknown) {
+  bool ValuesNotFinite(std::int64_t key, std::int64_t end) {
+    ValueState& state = space_.value_states[(key - args_.key_begin) / static_cast<std::int64_t>(kKeyBlock)];
+    if (state == ValueState::unknown) {
       const float* value = Offset(args_.value, static_cast<std::ptrdiff_t>(key) * args_.value_stride);
       state = HoldsNonFinite(value, args_.value_stride, static_cast<size_t>(end - key), static_cast<size_t>(args_.value_dim))
-                  ? BlockState::poisoned
-                  : BlockState::finite;
+                  ? ValueState::not_finite
+                  : ValueState::finite;
     }
-    return state == BlockState::poisoned;
+    return state == ValueState::not_finite;
   }
 
   const AttentionF32Args& args_;
@@ -439,6 +478,7 @@ class AttentionRun {
   const Varies bias_;
   Allowed keys_allowed_ = Allowed::all;
   bool fetch_ = true;
+  bool looks_at_values_ = false;
   std::int64_t rows_ahead_ = 0;
   Workspace space_;
 };

@@ -21,16 +21,16 @@ enum class Varies : int { absent, keys, rows };
 // Everything that the pass over one tile reads. Keys are counted from the start of the key block.
 struct TileMask {
   bool structural = false;
-  std::int32_t first_begin = 0;                // the visible range of the tile's first query is [first_begin, first_end)
+  std::int32_t first_begin = 0;  // the visible range of the tile's first query is [first_begin, first_end)
   std::int32_t first_end = 0;
   const std::int32_t* query_offset = nullptr;  // [row]: t of the row minus t of the tile's first row
   Varies boolean = Varies::absent;
   const std::int32_t* excluded_keys = nullptr;  // [key]: -1 excluded, 0 allowed              (Varies::keys)
   const std::int32_t* allowed_bytes = nullptr;  // [key / 4][row]: four keys' bytes, 0 excluded (Varies::rows)
   Varies bias = Varies::absent;
-  const float* bias_keys = nullptr;             // key i at bias_keys + i * bias_key_stride bytes (Varies::keys)
+  const float* bias_keys = nullptr;  // key i at bias_keys + i * bias_key_stride bytes (Varies::keys)
   std::ptrdiff_t bias_key_stride = 0;
-  const float* bias_rows = nullptr;             // [key][row]                                    (Varies::rows)
+  const float* bias_rows = nullptr;  // [key][row]                                    (Varies::rows)
 };
 
 template <bool kStructural, Varies kBoolean, Varies kBias>
@@ -86,18 +86,25 @@ static HWY_NOINLINE void ApplyMaskAs(const TileMask& mask, float* HWY_RESTRICT s
 template <bool kStructural, Varies kBoolean>
 static inline void ApplyMaskWithBias(const TileMask& mask, float* scores, size_t width, size_t begin, size_t end, float* max) {
   switch (mask.bias) {
-    case Varies::absent: return ApplyMaskAs<kStructural, kBoolean, Varies::absent>(mask, scores, width, begin, end, max);
-    case Varies::keys: return ApplyMaskAs<kStructural, kBoolean, Varies::keys>(mask, scores, width, begin, end, max);
-    case Varies::rows: return ApplyMaskAs<kStructural, kBoolean, Varies::rows>(mask, scores, width, begin, end, max);
+    case Varies::absent:
+      return ApplyMaskAs<kStructural, kBoolean, Varies::absent>(mask, scores, width, begin, end, max);
+    case Varies::keys:
+      return ApplyMaskAs<kStructural, kBoolean, Varies::keys>(mask, scores, width, begin, end, max);
+    case Varies::rows:
+      return ApplyMaskAs<kStructural, kBoolean, Varies::rows>(mask, scores, width, begin, end, max);
   }
 }
 
 template <bool kStructural>
-static inline void ApplyMaskWithBoolean(const TileMask& mask, float* scores, size_t width, size_t begin, size_t end, float* max) {
+static inline void ApplyMaskWithBoolean(const TileMask& mask, float* scores, size_t width, size_t begin, size_t end,
+                                        float* max) {
   switch (mask.boolean) {
-    case Varies::absent: return ApplyMaskWithBias<kStructural, Varies::absent>(mask, scores, width, begin, end, max);
-    case Varies::keys: return ApplyMaskWithBias<kStructural, Varies::keys>(mask, scores, width, begin, end, max);
-    case Varies::rows: return ApplyMaskWithBias<kStructural, Varies::rows>(mask, scores, width, begin, end, max);
+    case Varies::absent:
+      return ApplyMaskWithBias<kStructural, Varies::absent>(mask, scores, width, begin, end, max);
+    case Varies::keys:
+      return ApplyMaskWithBias<kStructural, Varies::keys>(mask, scores, width, begin, end, max);
+    case Varies::rows:
+      return ApplyMaskWithBias<kStructural, Varies::rows>(mask, scores, width, begin, end, max);
   }
 }
 
@@ -129,7 +136,8 @@ static HWY_NOINLINE Allowed BooleanToLanes(const RowMap<const std::uint8_t>& map
   size_t key = begin;
   if (key_stride == 1) {
     const size_t words = (end - begin) / 4;
-    const RowMap<const float> moved = {reinterpret_cast<const float*>(map.base + begin), map.stride, map.head_stride, map.group};
+    const RowMap<const float> moved = {reinterpret_cast<const float*>(map.base + begin), map.stride, map.head_stride,
+                                       map.group};
     RowsToLanes<false>(moved, first, rows, width, words, 1.0f, reinterpret_cast<float*>(to + (begin / 4) * width));
     key += 4 * words;
   }

@@ -5,7 +5,10 @@
 //                      masks, bias; P = 2^(S - m)  vectors along the keys
 //                      O[row][e] += P V            a few rows x a few vectors of e
 //
-// While K is computed with, V of the same keys is fetched, and during V the next K: two streams in turn, each as long as a block.
+// Rows whose result holds a NaN are computed again with blocks of V looked at first, as attention_f32 does.
+//
+// While K is computed with, V of the same keys is fetched, and during V the next K: two streams in turn, each as long as a
+// block.
 #pragma once
 
 #include "simd/contract/attention.hpp"
@@ -53,10 +56,10 @@ HWY_INLINE void StoreFourSums(FloatTag df, Floats a, Floats b, Floats c, Floats 
 
 struct ScoreQuad {
   const float* key[4];
-  const float* query;      // rows of query_floats floats, scaled, padded with zeros to whole vectors
+  const float* query;  // rows of query_floats floats, scaled, padded with zeros to whole vectors
   size_t query_floats;
   size_t head_dim;
-  float* scores;           // rows of kDecodeKeyBlock floats
+  float* scores;  // rows of kDecodeKeyBlock floats
 };
 
 #if HWY_HAVE_SCALABLE
@@ -100,7 +103,8 @@ template <size_t kRows>
 static HWY_NOINLINE void ScoresOfFourKeys(const ScoreQuad& quad) {
   const FloatTag df;
   Floats sum[kRows][4];
-  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] = hn::Zero(df);
+  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] =
+      hn::Zero(df);
   const float* HWY_RESTRICT query = quad.query;
   size_t d = 0;
   for (; d + kFloatLanes <= quad.head_dim; d += kFloatLanes) {
@@ -143,11 +147,11 @@ struct ValueStrip {
   const float* value;
   std::ptrdiff_t value_stride;
   size_t keys;
-  const float* weights;     // rows of kDecodeKeyBlock floats
-  const float* alpha;       // [row]
-  float* sums;              // rows of sum_floats floats
+  const float* weights;  // rows of kDecodeKeyBlock floats
+  const float* alpha;    // [row]
+  float* sums;           // rows of sum_floats floats
   size_t sum_floats;
-  const float* next_key;    // nullptr: nothing to fetch
+  const float* next_key;  // nullptr: nothing to fetch
   std::ptrdiff_t key_stride;
   size_t head_dim;
 };
@@ -268,9 +272,9 @@ static HWY_NOINLINE void AddSelectedValues(const ValueStrip& strip, size_t colum
 
 // What a row may see of a key block, and what is added to its scores.
 struct RowMask {
-  std::int32_t begin, end;          // keys of the block
-  const std::int32_t* excluded;     // [key]: -1 excluded, 0 allowed, or nullptr
-  const float* bias;                // [key] or nullptr
+  std::int32_t begin, end;       // keys of the block
+  const std::int32_t* excluded;  // [key]: -1 excluded, 0 allowed, or nullptr
+  const float* bias;             // [key] or nullptr
 };
 
 // Applies the mask to a row's scores [kDecodeKeyBlock] and returns their maximum, or `shift` where that is greater.
@@ -342,9 +346,13 @@ class DecodeRun {
   void Rows(const AttentionF32Args& args) {
     for (std::int64_t row = args.row_begin; row < args.row_end; row += static_cast<std::int64_t>(kRows)) {
       rows_ = static_cast<size_t>(HWY_MIN(args.row_end - row, static_cast<std::int64_t>(kRows)));
-      Start(args, row);
-      Keys(args);
-      Finish(args, row);
+      bool again = false;
+      do {
+        looks_at_values_ |= again;  // for the call's other rows too
+        Start(args, row);
+        Keys(args);
+        again = Finish(args, row) && !looks_at_values_;
+      } while (HWY_UNLIKELY(again));
     }
   }
 
@@ -383,27 +391,24 @@ class DecodeRun {
     const float* value = Offset(args.value, static_cast<std::ptrdiff_t>(first_key) * args.value_stride);
     ComputeScores(args, key, value, keys);
 
-    bool excludes = args.bias != nullptr;
     float old_shift[kRows];
-    for (size_t i = 0; i < rows_; ++i) {
-      excludes |= ApplyRowMask(args, i, first_key, keys, old_shift);
-    }
-    const bool poisoned =
-        excludes && HoldsNonFinite(value, args.value_stride, keys, static_cast<size_t>(args.value_dim));
+    for (size_t i = 0; i < rows_; ++i) ApplyRowMask(args, i, first_key, keys, old_shift);
+    const bool selects =
+        HWY_UNLIKELY(looks_at_values_) && HoldsNonFinite(value, args.value_stride, keys, static_cast<size_t>(args.value_dim));
     float alpha[kRows];
     ComputeAlpha(old_shift, alpha);
     const size_t lanes = hn::Lanes(FloatTag());
     for (size_t i = 0; i < rows_; ++i) {
       float* row = scores_ + i * kDecodeKeyBlock;
-      if (HWY_UNLIKELY(poisoned)) {
+      if (HWY_UNLIKELY(selects)) {
         WeightRow<true>(row, shift_[i], alpha[i], denominator_ + i * lanes);
       } else {
         WeightRow<false>(row, shift_[i], alpha[i], denominator_ + i * lanes);
       }
     }
-    ValueStrip strip = {value,       args.value_stride, keys,    scores_,         alpha,
-                        sums_,       sum_floats_,       nullptr, args.key_stride, static_cast<size_t>(args.head_dim)};
-    if (HWY_LIKELY(!poisoned)) {
+    ValueStrip strip = {value, args.value_stride, keys,    scores_,         alpha,
+                        sums_, sum_floats_,       nullptr, args.key_stride, static_cast<size_t>(args.head_dim)};
+    if (HWY_LIKELY(!selects)) {
       strip.next_key = Offset(key, static_cast<std::ptrdiff_t>(kDecodeKeyBlock) * args.key_stride);
       return AddValuesOfRows(strip, rows_, static_cast<size_t>(args.value_dim));
     }
@@ -421,7 +426,8 @@ class DecodeRun {
     quad.query_floats = query_floats_;
     quad.head_dim = static_cast<size_t>(args.head_dim);
     for (size_t i = 0; i < keys; i += 4) {
-      // The last keys of a block that isn't whole: the same four-key tile, so that a key's score has the same bits in any block.
+      // The last keys of a block that isn't whole: the same four-key tile, so that a key's score has the same bits in any
+      // block.
       for (size_t j = 0; j < 4; ++j) {
         quad.key[j] = Offset(key, static_cast<std::ptrdiff_t>(HWY_MIN(i + j, keys - 1)) * args.key_stride);
       }
@@ -432,20 +438,16 @@ class DecodeRun {
     }
   }
 
-  // Returns true when the row must not see some key that the block holds.
-  bool ApplyRowMask(const AttentionF32Args& args, size_t i, std::int64_t first_key, size_t keys, float* old_shift) {
+  // Masks the row's scores and raises its shift to them; old_shift[i] is what that was.
+  void ApplyRowMask(const AttentionF32Args& args, size_t i, std::int64_t first_key, size_t keys, float* old_shift) {
     const std::int64_t t = query_of_row_[i], g = head_of_row_[i];
     const std::int32_t begin = ClampLimit(t + args.visible_begin - first_key);
     const std::int32_t end = ClampLimit(t + args.visible_end - first_key);
     RowMask mask = {begin, HWY_MIN(end, static_cast<std::int32_t>(keys)), nullptr, nullptr};
-    bool excludes = begin > 0 || end < static_cast<std::int32_t>(keys);
     if (args.boolean_mask) {
       const std::uint8_t* from = Offset(args.boolean_mask, t * args.mask_stride + g * args.mask_head_stride +
                                                                static_cast<std::ptrdiff_t>(first_key) * args.mask_key_stride);
-      if (ReadKeyMask(from, args.mask_key_stride, keys, excluded_) != Allowed::all) {
-        mask.excluded = excluded_;
-        excludes = true;
-      }
+      if (ReadKeyMask(from, args.mask_key_stride, keys, excluded_) != Allowed::all) mask.excluded = excluded_;
     }
     if (args.bias) {
       const float* from = Offset(args.bias, t * args.bias_stride + g * args.bias_head_stride +
@@ -455,7 +457,6 @@ class DecodeRun {
     }
     old_shift[i] = shift_[i];
     shift_[i] = MaskRow(mask, scores_ + i * kDecodeKeyBlock, shift_[i]);
-    return excludes;
   }
 
   // alpha = 2^(old - new) for all rows.
@@ -468,11 +469,13 @@ class DecodeRun {
     }
   }
 
-  void Finish(const AttentionF32Args& args, std::int64_t first_row) {
+  // Writes the rows' results and returns true when there is a NaN among the sums.
+  bool Finish(const AttentionF32Args& args, std::int64_t first_row) {
     const FloatTag df;
     const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
     const RowMap<float> out = {args.out, args.out_stride, args.out_head_stride, args.group};
     const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
+    auto nan = hn::MaskFromVec(hn::Zero(df));
     for (size_t i = 0; i < rows_; ++i) {
       const std::int64_t row = first_row + static_cast<std::int64_t>(i);
       const float l = hn::GetLane(hn::SumOfLanes(df, hn::Load(df, denominator_ + i * lanes)));
@@ -481,6 +484,7 @@ class DecodeRun {
       for (size_t e = 0; e < value_dim; e += lanes) {
         // Adding 0 makes a zero positive: its sign would tell which masked keys were visited.
         const Floats v = hn::MulAdd(hn::Load(df, sums_ + i * sum_floats_ + e), factor, hn::Zero(df));
+        nan = hn::Or(nan, hn::IsNaN(v));
         if (e + lanes <= value_dim) {
           hn::StoreU(v, df, to + e);
         } else {
@@ -494,8 +498,10 @@ class DecodeRun {
         *lse.At(row) = LogOfDenominator(shift_[i], l);
       }
     }
+    return !hn::AllFalse(df, nan);
   }
 
+  bool looks_at_values_ = false;
   size_t rows_ = 0;
   size_t query_floats_ = 0, sum_floats_ = 0;
   float* query_ = nullptr;            // [row][query_floats_], scaled, padded with zeros

@@ -99,11 +99,14 @@ static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_
 }
 
 // row(first + lane)[column] = factor[lane] * from[column * width + lane] for the first `rows` lanes. Adding 0 makes a zero
-// positive: its sign would tell which masked keys were visited.
-static HWY_NOINLINE void LanesToRows(const float* HWY_RESTRICT from, size_t width, const float* HWY_RESTRICT factor, size_t rows,
-                                     size_t columns, const RowMap<float>& map, std::int64_t first) {
+// positive: its sign would tell which masked keys were visited. Returns true when some result is NaN, for a compare in four
+// vectors: infinities of both signs among them may pass for one.
+static HWY_NOINLINE bool LanesToRows(const float* HWY_RESTRICT from, size_t width, const float* HWY_RESTRICT factor,
+                                     size_t rows, size_t columns, const RowMap<float>& map, std::int64_t first) {
   const BlockTag tag;
   const Block zero = hn::Zero(tag);
+  auto nan = hn::MaskFromVec(zero);
+  bool nan_in_rest = false;
   for (size_t lane = 0; lane < rows; lane += kRowsAtOnce) {
     const size_t valid = HWY_MIN(rows - lane, kRowsAtOnce);
     float* row[kRowsAtOnce];
@@ -116,6 +119,7 @@ static HWY_NOINLINE void LanesToRows(const float* HWY_RESTRICT from, size_t widt
       Block b = hn::MulAdd(scale, hn::Load(tag, in + width), zero);
       Block c = hn::MulAdd(scale, hn::Load(tag, in + 2 * width), zero);
       Block d = hn::MulAdd(scale, hn::Load(tag, in + 3 * width), zero);
+      nan = hn::Or(nan, hn::IsNaN(hn::Add(hn::Add(a, b), hn::Add(c, d))));
       TransposeQuarters(tag, a, b, c, d);
       if (HWY_LIKELY(valid == kRowsAtOnce)) {
         StoreRows(tag, a, row, 0, kRowsAtOnce, column);
@@ -130,9 +134,14 @@ static HWY_NOINLINE void LanesToRows(const float* HWY_RESTRICT from, size_t widt
       }
     }
     for (; column < columns; ++column) {
-      for (size_t i = 0; i < valid; ++i) row[i][column] = factor[lane + i] * from[column * width + lane + i] + 0.0f;
+      for (size_t i = 0; i < valid; ++i) {
+        const float result = factor[lane + i] * from[column * width + lane + i] + 0.0f;
+        row[i][column] = result;
+        nan_in_rest |= result != result;
+      }
     }
   }
+  return nan_in_rest || !hn::AllFalse(tag, nan);
 }
 
 }  // namespace

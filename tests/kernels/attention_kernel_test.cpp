@@ -95,17 +95,17 @@ TEST_P(AttentionKernelTest, CausalAndWindows) {
   for (const std::int64_t group : {1, 3}) {
     for (const std::int64_t keys : {5, 70, 300}) {
       for (const std::int64_t queries : {1, 6, 40, 150}) {
-        for (const auto& [begin, end] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-                 {none_begin, 1},
-                 {none_begin, keys - queries + 1},
-                 {0, none_end},
-                 {-3, 4},
-                 {0, 1},
-                 {keys - queries - 6, keys - queries + 1},
-                 {-200, -100},
-                 {1000, none_end},
-                 {none_begin, -1000},
-                 {5, 5}}) {
+        for (const auto& [begin, end] :
+             std::vector<std::pair<std::int64_t, std::int64_t>>{{none_begin, 1},
+                                                                {none_begin, keys - queries + 1},
+                                                                {0, none_end},
+                                                                {-3, 4},
+                                                                {0, 1},
+                                                                {keys - queries - 6, keys - queries + 1},
+                                                                {-200, -100},
+                                                                {1000, none_end},
+                                                                {none_begin, -1000},
+                                                                {5, 5}}) {
           check({queries, group, keys, 9, 8, 0.3, begin, end}, 1000);
         }
       }
@@ -202,8 +202,8 @@ TEST_P(AttentionKernelTest, RowsHaveTheSameBitsInAnyRange) {
         out.insert(out.end(), some.out.begin(), some.out.end());
         lse.insert(lse.end(), some.lse.begin(), some.lse.end());
       }
-      expect_same_bits(out, all.out, std::string(kernel().name) + " in ranges of " + std::to_string(size) + ", kind " +
-                                         std::to_string(kind));
+      expect_same_bits(out, all.out,
+                       std::string(kernel().name) + " in ranges of " + std::to_string(size) + ", kind " + std::to_string(kind));
       expect_same_bits(lse, all.lse, "lse");
     }
   }
@@ -226,8 +226,8 @@ TEST_P(AttentionKernelTest, PoisonReachesOnlyRowsThatSeeIt) {
     for (const bool in_key : {false, true}) {
       for (const float poison : {kNaN, kInfinity, -kInfinity}) {
         AttentionShape shape{40, 2, 290, 10, 13};
-        if (kind == 0) shape.visible_end = 260;                                    // causal, bottom-right
-        if (kind == 1) shape.visible_begin = -20, shape.visible_end = 21;          // window
+        if (kind == 0) shape.visible_end = 260;                            // causal, bottom-right
+        if (kind == 1) shape.visible_begin = -20, shape.visible_end = 21;  // window
         AttentionProblem problem(shape, 1900, 2.0);
         if (kind == 2) problem.mask.emplace(shape, true, true, true);
         if (kind == 3) problem.mask.emplace(shape, false, false, true);
@@ -241,8 +241,10 @@ TEST_P(AttentionKernelTest, PoisonReachesOnlyRowsThatSeeIt) {
         const AttentionProblem::Result clean = problem.run(kernel());
         const std::vector<std::int64_t> bad = {3, 17, 30, 129, 270, 286};
         for (const std::int64_t s : bad) {
-          if (in_key) problem.key_at(s, 4) = poison;
-          else problem.value_at(s, 7) = poison;
+          if (in_key)
+            problem.key_at(s, 4) = poison;
+          else
+            problem.value_at(s, 7) = poison;
         }
         const AttentionProblem::Result poisoned = problem.run(kernel());
         for (std::int64_t row = 0; row < shape.rows(); ++row) {
@@ -282,6 +284,61 @@ TEST_P(AttentionKernelTest, UnderflowedWeightsAreNotMasks) {
   EXPECT_TRUE(std::isnan(result.out[2]));
 }
 
+// A score of -inf that no mask asked for excludes its key too, whatever its value holds: here for rows whose query is
+// positive.
+TEST_P(AttentionKernelTest, ScoreOfMinusInfinityExcludesItsKey) {
+  for (const float poison : {0.5f, kNaN, kInfinity}) {
+    for (const bool every_key : {false, true}) {
+      AttentionProblem problem({45, 2, 290, 5, 7}, 2050);
+      for (std::int64_t row = 0; row < problem.shape.rows(); ++row) {
+        for (std::int64_t d = 0; d < 5; ++d) {
+          float& q = problem.query_at(row / 2, row % 2, d);
+          q = row % 11 == 10 ? 0.0f : std::fabs(q) + 0.1f;  // 0 * -inf makes a row NaN
+        }
+      }
+      for (std::int64_t s = 0; s < problem.shape.keys; ++s) {
+        if (!every_key && s != 3 && s != 127 && s != 260) continue;
+        for (std::int64_t d = 0; d < 5; ++d) problem.key_at(s, d) = -kInfinity;
+        problem.value_at(s, s % 7) = poison;
+      }
+      const std::string what = std::string(kernel().name) + " value " + std::to_string(poison);
+      problem.expect_right(problem.run(kernel()), what);
+      problem.expect_right(problem.run_split(kernel(), merge(), kernel().key_block), what + ", split");
+    }
+  }
+}
+
+// A NaN in one row's result makes its block be computed again: no other row's bits may change, whichever rows are beside it.
+TEST_P(AttentionKernelTest, NaNLeavesOtherRowsBitsAlone) {
+  for (const bool in_value : {false, true}) {
+    AttentionShape shape{70, 2, 300, 24, 21};
+    if (in_value) shape.visible_end = 231;
+    AttentionProblem problem(shape, 2060, 3.0);
+    const AttentionProblem::Result clean = problem.run(kernel());
+    // Rows 58 and 59, or those that see key 290.
+    if (in_value)
+      problem.value_at(290, 20) = kNaN;
+    else
+      problem.query_at(29, 0, 3) = problem.query_at(29, 1, 3) = kNaN;
+    const auto compare = [&](const AttentionProblem::Result& result, std::int64_t first_row) {
+      for (std::size_t i = 0; i < result.out.size(); ++i) {
+        const std::int64_t row = first_row + static_cast<std::int64_t>(i) / 21, e = static_cast<std::int64_t>(i) % 21;
+        if (in_value ? row >= 120 && e == 20 : row == 58 || row == 59) {
+          ASSERT_TRUE(std::isnan(result.out[i])) << kernel().name << " row " << row;
+        } else {
+          ASSERT_EQ(bits_of(result.out[i]), bits_of(clean.out[static_cast<std::size_t>(row * 21 + e)]))
+              << kernel().name << " row " << row << " element " << e;
+        }
+      }
+    };
+    for (const std::int64_t size : {3, 16, 47, 140}) {
+      for (std::int64_t row = 0; row < shape.rows(); row += size) {
+        compare(problem.run(kernel(), row, std::min(row + size, shape.rows())), row);
+      }
+    }
+  }
+}
+
 // Whatever bits a NaN has.
 TEST_P(AttentionKernelTest, NaNOfAnyPayloadReachesItsRow) {
   for (const std::uint32_t bits : {0x7FC00000u, 0xFFC00000u, 0xFFFFFFFFu, 0x7F800001u, 0x7FFFFFFFu, 0xFF800010u}) {
@@ -294,7 +351,8 @@ TEST_P(AttentionKernelTest, NaNOfAnyPayloadReachesItsRow) {
       AttentionProblem other({9, 1, 140, 5, 6, 0.125, AttentionF32Args::unbounded_begin, 132}, 2101);
       other.key_at(at, 2) = nan;
       other.expect_right(other.run(kernel()), std::string(kernel().name) + " NaN in k");
-      other.expect_right(other.run_split(kernel(), merge(), kernel().key_block), std::string(kernel().name) + " NaN in k, split");
+      other.expect_right(other.run_split(kernel(), merge(), kernel().key_block),
+                         std::string(kernel().name) + " NaN in k, split");
     }
   }
 }

@@ -26,8 +26,8 @@ struct AttentionShape {
   double scale = 0.125;
   std::int64_t visible_begin = simd::AttentionF32Args::unbounded_begin;
   std::int64_t visible_end = simd::AttentionF32Args::unbounded_end;
-  std::int64_t gap = 0;          // floats between rows of every operand
-  bool heads_outside = false;    // [group][queries][...] instead of [queries][group][...]
+  std::int64_t gap = 0;        // floats between rows of every operand
+  bool heads_outside = false;  // [group][queries][...] instead of [queries][group][...]
 
   std::int64_t rows() const { return queries * group; }
   std::string text() const {
@@ -66,7 +66,8 @@ struct Broadcast {
         static_cast<std::size_t>(keys * (over_heads ? shape.group : 1) * (over_queries ? shape.queries : 1)));
   }
   T& at(std::int64_t t, std::int64_t g, std::int64_t s) {
-    return (*values)[static_cast<std::size_t>((t * stride + g * head_stride + s * key_stride) / static_cast<std::int64_t>(sizeof(T)))];
+    return (*values)[static_cast<std::size_t>((t * stride + g * head_stride + s * key_stride) /
+                                              static_cast<std::int64_t>(sizeof(T)))];
   }
   const T& at(std::int64_t t, std::int64_t g, std::int64_t s) const { return const_cast<Broadcast*>(this)->at(t, g, s); }
   std::unique_ptr<Guarded<T>> values;
@@ -108,11 +109,11 @@ class AttentionProblem {
     bool empty = true;
   };
 
-  // The formula, in float64, over the keys that the row may see.
+  // The formula, in float64, over the keys that the row may see and whose score is not -inf.
   Row expected(std::int64_t t, std::int64_t g) {
     Row row;
     row.out.assign(static_cast<std::size_t>(shape.value_dim), 0.0);
-    std::vector<double> score(static_cast<std::size_t>(shape.keys));
+    std::vector<double> score(static_cast<std::size_t>(shape.keys), -std::numeric_limits<double>::infinity());
     double max = -std::numeric_limits<double>::infinity(), condition = 0, largest_value = 0, sum = 0;
     for (std::int64_t s = 0; s < shape.keys; ++s) {
       if (!allowed(t, g, s)) continue;
@@ -124,6 +125,7 @@ class AttentionProblem {
       }
       double x = shape.scale * dot;
       if (bias) x += bias->at(t, g, s);
+      if (x == -kInfinity) continue;
       score[static_cast<std::size_t>(s)] = x;
       if (std::isnan(x)) max = x;
       if (!(x <= max) && !std::isnan(max)) max = x;
@@ -132,7 +134,7 @@ class AttentionProblem {
     }
     if (row.empty) return row;
     for (std::int64_t s = 0; s < shape.keys; ++s) {
-      if (!allowed(t, g, s)) continue;
+      if (score[static_cast<std::size_t>(s)] == -kInfinity) continue;
       const double weight = std::exp(score[static_cast<std::size_t>(s)] - max);
       sum += weight;
       for (std::int64_t e = 0; e < shape.value_dim; ++e) {
@@ -261,7 +263,8 @@ class AttentionProblem {
       }
       if (worst > want.tolerance || !lse_right) {
         ADD_FAILURE() << what << ": " << shape.text() << ", row t " << t << " g " << g << (want.empty ? " (empty)" : "")
-                      << ": worst error " << worst << ", allowed " << want.tolerance << "; lse " << lse << ", right " << want.lse;
+                      << ": worst error " << worst << ", allowed " << want.tolerance << "; lse " << lse << ", right "
+                      << want.lse;
         return;
       }
     }
