@@ -99,13 +99,13 @@ static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_
 }
 
 // row(first + lane)[column] = factor[lane] * from[column * width + lane] for the first `rows` lanes. Adding 0 makes a zero
-// positive: its sign would tell which masked keys were visited. Returns true when some result is NaN, for a compare in four
-// vectors: infinities of both signs among them may pass for one.
+// positive: its sign would tell which masked keys were visited. Returns true when some result is NaN: NaN stays in a sum of
+// products, which takes half an operation a vector. Results that are infinite, or of which products are, may pass for NaN.
 static HWY_NOINLINE bool LanesToRows(const float* HWY_RESTRICT from, size_t width, const float* HWY_RESTRICT factor,
                                      size_t rows, size_t columns, const RowMap<float>& map, std::int64_t first) {
   const BlockTag tag;
   const Block zero = hn::Zero(tag);
-  auto nan = hn::MaskFromVec(zero);
+  Block product = zero;
   bool nan_in_rest = false;
   for (size_t lane = 0; lane < rows; lane += kRowsAtOnce) {
     const size_t valid = HWY_MIN(rows - lane, kRowsAtOnce);
@@ -119,7 +119,7 @@ static HWY_NOINLINE bool LanesToRows(const float* HWY_RESTRICT from, size_t widt
       Block b = hn::MulAdd(scale, hn::Load(tag, in + width), zero);
       Block c = hn::MulAdd(scale, hn::Load(tag, in + 2 * width), zero);
       Block d = hn::MulAdd(scale, hn::Load(tag, in + 3 * width), zero);
-      nan = hn::Or(nan, hn::IsNaN(hn::Add(hn::Add(a, b), hn::Add(c, d))));
+      product = hn::MulAdd(a, b, hn::MulAdd(c, d, product));
       TransposeQuarters(tag, a, b, c, d);
       if (HWY_LIKELY(valid == kRowsAtOnce)) {
         StoreRows(tag, a, row, 0, kRowsAtOnce, column);
@@ -141,7 +141,7 @@ static HWY_NOINLINE bool LanesToRows(const float* HWY_RESTRICT from, size_t widt
       }
     }
   }
-  return nan_in_rest || !hn::AllFalse(tag, nan);
+  return nan_in_rest || !hn::AllFalse(tag, hn::IsNaN(product));
 }
 
 }  // namespace
