@@ -23,7 +23,9 @@ function(polyhead_kernels isa folder target)
   if(POLYHEAD_SANITIZE)
     set(optimisation -O1)
   endif()
-  target_compile_options(polyhead_simd_${isa} PRIVATE ${optimisation} -fno-exceptions -fno-math-errno)
+  # Aligned functions: else a change in one moves the others' loops across cache lines, and their speed by up to 3 %.
+  target_compile_options(polyhead_simd_${isa} PRIVATE
+    ${optimisation} -fno-exceptions -fno-math-errno -falign-functions=64)
   if(target)
     target_compile_definitions(polyhead_simd_${isa} PRIVATE HWY_COMPILE_ONLY_STATIC HWY_BASELINE_TARGETS=${target})
   endif()
