@@ -312,7 +312,10 @@ polyhead_status polyhead_shutdown(int32_t* ended) {
 }
 
 polyhead_status polyhead_cancellation_create(polyhead_cancellation** cancellation) {
-  return guarded([&] { *required(cancellation, "cancellation") = new polyhead_cancellation; });
+  return guarded([&] {
+    required(cancellation, "cancellation");  // before there is something to lose
+    *cancellation = new polyhead_cancellation;
+  });
 }
 
 void polyhead_cancellation_destroy(polyhead_cancellation* cancellation) {
