@@ -63,9 +63,13 @@ AttentionCase::AttentionCase(const AttentionWorkload& workload, const Runtime& r
 }
 
 Check AttentionCase::check() {
-  const auto& w = workload_;
   out_.fill(std::numeric_limits<float>::quiet_NaN());
   run();
+  return compare(out_.data());
+}
+
+Check AttentionCase::compare(const float* out) const {
+  const auto& w = workload_;
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.head_dim));
   const std::int64_t group = w.heads / w.kv_heads;
   std::vector<double> scores(static_cast<std::size_t>(w.key_length)), row(static_cast<std::size_t>(w.value_dim));
@@ -106,7 +110,7 @@ Check AttentionCase::check() {
         const double bound = largest_value * (2e-6 + std::ldexp(largest_product, -22));
         for (std::int64_t e = 0; e < w.value_dim; ++e) {
           const double expected = denominator > 0 ? row[static_cast<std::size_t>(e)] / denominator : 0.0;
-          result.take(out_[static_cast<std::size_t>(query_row * w.value_dim + e)], expected, bound);
+          result.take(out[query_row * w.value_dim + e], expected, bound);
         }
       }
     }

@@ -20,10 +20,16 @@ class AttentionCase {
   AttentionCase(const AttentionWorkload& workload, const Runtime& runtime);
 
   void run() const { plan_->run(inputs_); }
-  // Runs once into a poisoned output and compares rows of the first, middle and last heads and of up to eight queries.
+  // Runs once into a poisoned output and compares it.
   Check check();
+  // Compares rows of the first, middle and last heads and of up to eight queries, computed in float64 from the operands as they
+  // are now. out is [batch, heads, query_length, value_dim], contiguous: this case's own output or another implementation's.
+  Check compare(const float* out) const;
 
+  const AttentionWorkload& workload() const { return workload_; }
   const AttentionPlan& plan() const { return *plan_; }
+  // The operands, contiguous, for whatever else is to run on the same memory.
+  const AttentionInputs& inputs() const { return inputs_; }
   // 2 (head_dim + value_dim) for each pair of query and key that the mask allows.
   double flops() const;
   // Query, key and value read once and out written once.
