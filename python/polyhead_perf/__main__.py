@@ -1,0 +1,62 @@
+"""python3 -m polyhead_perf COMMAND ...: finds the command, turns its errors into one line and status 2."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from .errors import PerfError
+
+# Each command's module, imported only when the command is given, so that none needs another's libraries. It has
+# `main(arguments: list[str], program: str) -> int`, which returns the exit status.
+COMMANDS = {
+    "compare": ("compare", "which of two builds, or of two result files, is faster"),
+    "report": ("report", "one HTML page from a folder of result files"),
+    "self-test": ("self_test", "how often compare is right: one build against itself, and against a slowed one"),
+    "perf-check": ("perf_check", "what the working tree made slower than a commit"),
+    "instructions": ("instructions", "instruction counts of kernels against the recorded ones"),
+}
+STATUS_ERROR = 2
+
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(["usage: python3 -m polyhead_perf COMMAND ...   (COMMAND --help says more)", "", *lines, ""])
+
+
+def fail(program: str, message: object) -> int:
+    print(f"{program}:", " ".join(str(message).split()), file=sys.stderr)
+    return STATUS_ERROR
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage(), end="", file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else STATUS_ERROR
+    name = arguments[0]
+    if name not in COMMANDS:
+        return fail("polyhead_perf", f"no command is called '{name}'; there are {', '.join(COMMANDS)}")
+    # The polyhead command names itself here, so that help and errors show what the user typed.
+    program = f"{os.environ.get('POLYHEAD_PERF_PROGRAM', 'polyhead_perf')} {name}"
+    try:
+        return importlib.import_module(f".{COMMANDS[name][0]}", __package__).main(arguments[1:], program)
+    except PerfError as error:
+        return fail(program, error)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").split(".")[0]
+        if library == __package__ or not library:
+            raise
+        return fail(program, f"needs the Python library {library}, which {sys.executable} doesn't have: "
+                    f"pip install 'polyhead[perf]' (or pip install {library}), or set POLYHEAD_PYTHON to a Python that has it")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read our output is gone: nothing to flush into
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
