@@ -5,24 +5,13 @@
 namespace polyhead::bench {
 
 void register_attention(const SuiteOptions& options) {
-  static Prepared<AttentionCase> prepared;
   for (const AttentionWorkload& workload : attention_workloads()) {
     for (const Isa isa : options.isas) {
+      if (too_slow(isa, workload.flops())) continue;
       for (const int threads : options.threads) {
-        const std::string label = "attention/" + workload.name + "/" + name(isa) + "/threads:" + std::to_string(threads);
-        benchmark::RegisterBenchmark(label.c_str(),
-                                     [&workload, isa, threads, label](benchmark::State& state) {
-                                       AttentionCase& attention = prepared.get(label, [&] {
-                                         return std::make_unique<AttentionCase>(workload, make_runtime(isa, threads));
-                                       });
-                                       if (refuse_if_wrong(state, prepared.check)) return;
-                                       for (auto _ : state) attention.run();
-                                       rate(state, "GFLOP/s", attention.flops());
-                                       rate(state, "GB/s", attention.bytes());
-                                     })
-            ->Unit(benchmark::kMillisecond)
-            ->UseRealTime()
-            ->MeasureProcessCPUTime();
+        register_case(options, {"attention/" + workload.name, isa, threads, [&workload, isa, threads] {
+                                  return std::make_unique<AttentionCase>(workload, make_runtime(isa, threads));
+                                }});
       }
     }
   }

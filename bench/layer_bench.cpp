@@ -1,30 +1,20 @@
 // Multi-head attention with its projections, and the encoder block around it.
-#include "support/layer_case.hpp"
-
 #include "suite.hpp"
+#include "support/layer_case.hpp"
 
 namespace polyhead::bench {
 
 void register_layers(const SuiteOptions& options) {
-  static Prepared<LayerCase> prepared;
   for (const LayerKind kind : {LayerKind::attention, LayerKind::encoder}) {
+    const std::string group = kind == LayerKind::attention ? "layer/" : "encoder/";
     for (const LayerWorkload& workload : layer_workloads()) {
       for (const Isa isa : options.isas) {
+        const double weights = static_cast<double>(workload.d_model) * static_cast<double>(workload.d_model);
+        if (too_slow(isa, 8 * static_cast<double>(workload.batch * workload.length) * weights)) continue;
         for (const int threads : options.threads) {
-          const std::string label = std::string(kind == LayerKind::attention ? "layer/" : "encoder/") + workload.name + "/" +
-                                    name(isa) + "/threads:" + std::to_string(threads);
-          benchmark::RegisterBenchmark(label.c_str(),
-                                       [&workload, kind, isa, threads, label](benchmark::State& state) {
-                                         LayerCase& layer = prepared.get(label, [&] {
-                                           return std::make_unique<LayerCase>(workload, kind, make_runtime(isa, threads));
-                                         });
-                                         if (refuse_if_wrong(state, prepared.check)) return;
-                                         for (auto _ : state) layer.run();
-                                         rate(state, "GFLOP/s", layer.flops());
-                                       })
-              ->Unit(benchmark::kMillisecond)
-              ->UseRealTime()
-              ->MeasureProcessCPUTime();
+          register_case(options, {group + workload.name, isa, threads, [&workload, kind, isa, threads] {
+                                    return std::make_unique<LayerCase>(workload, kind, make_runtime(isa, threads));
+                                  }});
         }
       }
     }

@@ -1,44 +1,65 @@
-// The yardsticks: multiply-adds a second from registers, and bytes a second that one core reads.
+// The yardsticks by themselves: what --roofline measures around each case, see support/roofline.hpp. The time of one iteration
+// is that of 10^9 operations or bytes at the rate of the best burst.
 #include "suite.hpp"
-#include "support/aligned_array.hpp"
-#include "support/peak.hpp"
 
 namespace polyhead::bench {
 namespace {
 
-void multiply_add(benchmark::State& state, const PeakKernel& kernel) {
-  double flops = 0;
-  for (auto _ : state) flops = kernel.multiply_add(100000);
-  rate(state, "GFLOP/s", flops);
+PeakMeter& meter() {
+  static const std::unique_ptr<PeakMeter> instance = make_peak_meter();
+  return *instance;
 }
 
-void read(benchmark::State& state, const PeakKernel& kernel, std::size_t bytes) {
-  AlignedArray data(bytes / sizeof(float));
-  data.fill_random(1);
-  for (auto _ : state) benchmark::DoNotOptimize(kernel.read(data.data(), data.size()));
-  rate(state, "GB/s", static_cast<double>(bytes));
+void register_rate(const std::string& name, const char* unit, std::function<double()> measure) {
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [unit, measure](benchmark::State& state) {
+                                 try {
+                                   for (auto _ : state) state.SetIterationTime(1.0 / measure());
+                                   state.counters[unit] =
+                                       benchmark::Counter(1.0, benchmark::Counter::kIsIterationInvariantRate);
+                                 } catch (const std::exception& error) {
+                                   report_failure(state, error.what());
+                                 }
+                               })
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
+
+// What a level's reading is measured on: half of it for each thread, so that it fits beside what else there is.
+double working_set(const std::string& level, int threads) {
+  for (const Cache& cache : machine_caches()) {
+    if (cache.type == "Instruction" || level != "L" + std::to_string(cache.level)) continue;
+    return static_cast<double>(cache.bytes) / 2 * ((threads + cache.shared_by - 1) / cache.shared_by);
+  }
+  return 0;
 }
 
 }  // namespace
 
 void register_peaks(const SuiteOptions& options) {
+  std::vector<std::string> levels;
+  for (const Cache& cache : machine_caches()) {
+    if (cache.type != "Instruction") levels.push_back("L" + std::to_string(cache.level));
+  }
+  levels.push_back("DRAM");
+  constexpr std::pair<Arithmetic, const char*> loops[] = {{Arithmetic::fma_f32, "multiply_add"},
+                                                          {Arithmetic::dot_int8, "dot_int8"},
+                                                          {Arithmetic::tile_bf16, "tile_bf16"},
+                                                          {Arithmetic::tile_int8, "tile_int8"}};
   for (const Isa isa : options.isas) {
-    const PeakKernel* const kernel = peak_kernel(isa);
-    if (kernel == nullptr) continue;
-    const std::string suffix = std::string("/") + name(isa);
-    benchmark::RegisterBenchmark(("peak/multiply_add" + suffix).c_str(), [kernel](benchmark::State& state) {
-      multiply_add(state, *kernel);
-    })->UseRealTime();
-    struct Level {
-      const char* name;
-      std::size_t bytes;
-    };
-    for (const Level level :
-         {Level{"16KB", 16u << 10}, Level{"256KB", 256u << 10}, Level{"8MB", 8u << 20}, Level{"512MB", 512u << 20}}) {
-      benchmark::RegisterBenchmark(("peak/read/" + std::string(level.name) + suffix).c_str(), [kernel,
-                                                                                               level](benchmark::State& state) {
-        read(state, *kernel, level.bytes);
-      })->UseRealTime();
+    for (const int threads : options.threads) {
+      const std::string suffix = std::string("/") + name(isa) + "/threads:" + std::to_string(threads);
+      for (const auto& [kind, label] : loops) {
+        const bool tiles = kind == Arithmetic::tile_bf16 || kind == Arithmetic::tile_int8;
+        if (!meter().available(kind, isa) || (tiles && isa != Isa::avx512)) continue;
+        register_rate(std::string("peak/") + label + suffix, "GFLOP/s",
+                      [kind = kind, isa, threads] { return meter().arithmetic(kind, isa, threads); });
+      }
+      if (isa == Isa::reference) continue;
+      for (const std::string& level : levels) {
+        register_rate("peak/read/" + level + suffix, "GB/s",
+                      [level, isa, threads] { return meter().read(level, working_set(level, threads), isa, threads); });
+      }
     }
   }
 }

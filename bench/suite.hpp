@@ -1,27 +1,58 @@
-// What the files of the suite share. Each registers its benchmarks for every chosen instruction set and number of threads.
+// What the files of the suite share. Each registers its cases for every chosen instruction set and number of threads; how a
+// case is checked, timed and held against its bound is the same for all and stands in suite.cpp.
 #pragma once
 
 #include <benchmark/benchmark.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "polyhead/runtime.hpp"
-#include "support/check.hpp"
+#include "support/bench_case.hpp"
+#include "support/roofline.hpp"
 
 namespace polyhead::bench {
 
 struct SuiteOptions {
-  std::vector<Isa> isas;     // default: the one that a Runtime takes
-  std::vector<int> threads;  // default: 1, and all that the process may use
+  std::vector<Isa> isas;          // default: the one that a Runtime takes
+  std::vector<int> threads;       // default: 1, and all that the process may use
+  bool warm = true, cold = true;  // operands in the caches from the call before, or in none
+  bool roofline = false;          // measure each case's bound right before and after it
+  double slow_down = 0;           // busy wait after each timed call, as a share of its time: for tests of comparisons
+  std::string wrong_result;       // cases with this in their name find a wrong result: for tests of what happens then
+  std::string real_operands;      // a folder written by bench/real_operands.py; empty: none
 };
+
+// A case of the suite: "<group>/<case>" on an instruction set and a number of threads.
+struct SuiteCase {
+  std::string name;
+  Isa isa = Isa::reference;
+  int threads = 1;
+  std::function<std::unique_ptr<BenchCase>()> make;
+  bool warm_only = false;
+};
+
+// Registers "<name>/<isa>/threads:<n>" and "<name>/<isa>/threads:<n>/cold", as far as they are wanted. Times are wall time; a
+// cold call's is measured by itself, with its operands taken out of the caches before. Counters: GFLOP/s and GB/s (where the
+// case counts them), error (the largest one that the check found), and with --roofline roof and roof_share, with the bound's
+// name as the label. A wrong result is an error and has no time.
+void register_case(const SuiteOptions& options, SuiteCase suite_case);
+
+// Whether a benchmark has reported an error; the program's exit status then is 1.
+bool any_failed();
+void report_failure(benchmark::State& state, const std::string& message);
 
 void register_peaks(const SuiteOptions& options);
 void register_gemm(const SuiteOptions& options);
 void register_softmax(const SuiteOptions& options);
 void register_attention(const SuiteOptions& options);
+void register_decode(const SuiteOptions& options);
 void register_layers(const SuiteOptions& options);
+void register_task_graph(const SuiteOptions& options);
+// Returns what the context says about them: the folder, or why there are none.
+std::string register_real_attention(const SuiteOptions& options);
 
 inline Runtime make_runtime(Isa isa, int threads) {
   RuntimeOptions options;
@@ -30,36 +61,9 @@ inline Runtime make_runtime(Isa isa, int threads) {
   return Runtime(options);
 }
 
-// A wrong result is reported as an error and not timed.
-inline bool refuse_if_wrong(benchmark::State& state, const Check& check) {
-  state.counters["error"] = check.passed() ? check.error : 0.0;  // counters stay finite, as JSON wants it
-  if (check.passed()) return false;
-  state.SkipWithError(("wrong result: " + check.describe()).c_str());
-  return true;
+// The scalar reference kernels would take minutes for a call of the larger cases.
+inline bool too_slow(Isa isa, double flops) {
+  return isa == Isa::reference && flops > 4e9;
 }
-
-inline void rate(benchmark::State& state, const char* name, double amount) {
-  state.counters[name] = benchmark::Counter(amount * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
-}
-
-// Google Benchmark enters a function again for each guess of the number of iterations. The operands of the last case, which
-// may be a gigabyte, are kept from one entry to the next, and dropped when another case begins.
-template <typename Case>
-struct Prepared {
-  std::string name;
-  std::unique_ptr<Case> operands;
-  Check check;
-
-  template <typename Make>
-  Case& get(const std::string& wanted, Make make) {
-    if (name != wanted) {
-      operands.reset();
-      operands = make();
-      check = operands->check();
-      name = wanted;
-    }
-    return *operands;
-  }
-};
 
 }  // namespace polyhead::bench

@@ -4,6 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <utility>
+
+#include "polyhead/error.hpp"
+#include "support/evict.hpp"
 
 namespace polyhead::bench {
 namespace {
@@ -28,21 +32,41 @@ Visible visible_keys(const AttentionWorkload& workload, std::int64_t key_length,
   return visible;
 }
 
+std::size_t count_of(const std::vector<std::int64_t>& sizes) {
+  std::size_t count = 1;
+  for (const std::int64_t size : sizes) count *= static_cast<std::size_t>(size);
+  return count;
+}
+
+AlignedArray given_or_random(const char* name, AlignedArray given, const std::vector<std::int64_t>& sizes, std::uint64_t seed) {
+  if (given.size() == 0) {
+    given = AlignedArray(count_of(sizes));
+    given.fill_random(seed);
+  }
+  if (given.size() != count_of(sizes)) {
+    throw Error(ErrorCode::invalid_argument, std::string(name) + ": has " + std::to_string(given.size()) +
+                                                 " elements; expected " + std::to_string(count_of(sizes)));
+  }
+  return given;
+}
+
 }  // namespace
 
 AttentionCase::AttentionCase(const AttentionWorkload& workload, const Runtime& runtime)
-    : workload_(workload), key_lengths_(workload.key_lengths()) {
+    : AttentionCase(workload, runtime, Operands{}) {}
+
+AttentionCase::AttentionCase(const AttentionWorkload& workload, const Runtime& runtime, Operands operands)
+    : workload_(workload),
+      key_lengths_(operands.key_lengths.empty() ? workload.key_lengths() : std::move(operands.key_lengths)) {
   const auto& w = workload_;
-  const auto count = [](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
-    return static_cast<std::size_t>(a * b * c * d);
-  };
-  query_ = AlignedArray(count(w.batch, w.heads, w.query_length, w.head_dim));
-  key_ = AlignedArray(count(w.batch, w.kv_heads, w.key_length, w.head_dim));
-  value_ = AlignedArray(count(w.batch, w.kv_heads, w.key_length, w.value_dim));
-  out_ = AlignedArray(count(w.batch, w.heads, w.query_length, w.value_dim));
-  query_.fill_random(1);
-  key_.fill_random(2);
-  value_.fill_random(3);
+  query_ = given_or_random("query", std::move(operands.query), {w.batch, w.heads, w.query_length, w.head_dim}, 1);
+  key_ = given_or_random("key", std::move(operands.key), {w.batch, w.kv_heads, w.key_length, w.head_dim}, 2);
+  value_ = given_or_random("value", std::move(operands.value), {w.batch, w.kv_heads, w.key_length, w.value_dim}, 3);
+  out_ = AlignedArray(count_of({w.batch, w.heads, w.query_length, w.value_dim}));
+  if (w.padded && key_lengths_.size() != static_cast<std::size_t>(w.batch)) {
+    throw Error(ErrorCode::invalid_argument, "key lengths: there are " + std::to_string(key_lengths_.size()) +
+                                                 "; expected one for each of " + std::to_string(w.batch) + " batch items");
+  }
 
   AttentionSpec spec;
   spec.batch = w.batch;
@@ -62,10 +86,21 @@ AttentionCase::AttentionCase(const AttentionWorkload& workload, const Runtime& r
   if (w.padded) inputs_.key_lengths = TensorView(key_lengths_.data(), DType::i64, {w.batch});
 }
 
-Check AttentionCase::check() {
+void AttentionCase::poison() {
   out_.fill(std::numeric_limits<float>::quiet_NaN());
+}
+
+Check AttentionCase::check() {
+  poison();
   run();
-  return compare(out_.data());
+  disturb(out_[0]);
+  return compare();
+}
+
+void AttentionCase::evict() const {
+  for (const AlignedArray* array : {&query_, &key_, &value_, &out_}) {
+    bench::evict(array->data(), array->size() * sizeof(float));
+  }
 }
 
 Check AttentionCase::compare(const float* out) const {
@@ -131,7 +166,13 @@ double AttentionCase::flops() const {
 }
 
 double AttentionCase::bytes() const {
-  return static_cast<double>(sizeof(float)) * static_cast<double>(query_.size() + key_.size() + value_.size() + out_.size());
+  double keys = static_cast<double>(workload_.batch * workload_.key_length);
+  if (workload_.padded) {
+    keys = 0;
+    for (const std::int64_t length : key_lengths_) keys += static_cast<double>(length);
+  }
+  const auto row = static_cast<double>(workload_.kv_heads * (workload_.head_dim + workload_.value_dim));
+  return static_cast<double>(sizeof(float)) * (static_cast<double>(query_.size() + out_.size()) + keys * row);
 }
 
 }  // namespace polyhead::bench

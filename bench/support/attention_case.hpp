@@ -1,6 +1,7 @@
 // One attention workload with operands, a plan, and a check against float64: what the command's bench and the suite time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,31 +10,46 @@
 #include "polyhead/attention.hpp"
 #include "polyhead/runtime.hpp"
 #include "support/aligned_array.hpp"
-#include "support/check.hpp"
+#include "support/bench_case.hpp"
 #include "support/workload.hpp"
 
 namespace polyhead::bench {
 
-class AttentionCase {
+class AttentionCase final : public BenchCase {
  public:
   // Operands are [batch, heads, length, dim], random, the same for the same workload.
   AttentionCase(const AttentionWorkload& workload, const Runtime& runtime);
 
-  void run() const { plan_->run(inputs_); }
-  // Runs once into a poisoned output and compares it.
-  Check check();
-  // Compares rows of the first, middle and last heads and of up to eight queries, computed in float64 from the operands as they
-  // are now. out is [batch, heads, query_length, value_dim], contiguous: this case's own output or another implementation's.
+  // Operands that come from elsewhere. An empty array is filled with random values as above; key_lengths, when not empty, hold
+  // one length for each batch item of a padded workload. Errors: Error(invalid_argument) for sizes that are not the workload's.
+  struct Operands {
+    AlignedArray query, key, value;
+    std::vector<std::int64_t> key_lengths;
+  };
+  AttentionCase(const AttentionWorkload& workload, const Runtime& runtime, Operands operands);
+
+  void run() const override { plan_->run(inputs_); }
+  // Compares rows of the first, middle and last heads and of up to eight queries.
+  Check check() override;
+  void evict() const override;
+
+  // The two halves of check(), for kernels that are run by other means on inputs(): NaN into the output, and the comparison
+  // with float64 on the operands as they are now, of this case's own output or another implementation's (contiguous).
+  void poison();
+  Check compare() const { return compare(out_.data()); }
   Check compare(const float* out) const;
+
+  // All key lengths of a padded workload, from now on; at most the workload's key length.
+  void set_key_length(std::int64_t length) { std::fill(key_lengths_.begin(), key_lengths_.end(), length); }
 
   const AttentionWorkload& workload() const { return workload_; }
   const AttentionPlan& plan() const { return *plan_; }
   // The operands, contiguous, for whatever else is to run on the same memory.
   const AttentionInputs& inputs() const { return inputs_; }
   // 2 (head_dim + value_dim) for each pair of query and key that the mask allows.
-  double flops() const;
-  // Query, key and value read once and out written once.
-  double bytes() const;
+  double flops() const override;
+  // Query, key and value read once and out written once; of padded keys and values only what is there.
+  double bytes() const override;
 
  private:
   AttentionWorkload workload_;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "support/evict.hpp"
+
 namespace polyhead::bench {
 namespace {
 
@@ -166,9 +168,15 @@ std::vector<double> LayerCase::encoder_row(std::int64_t item, std::int64_t posit
   return normalised(out, weights_.feed_forward_norm_gamma, weights_.feed_forward_norm_beta);
 }
 
+// The library has packed the weights into memory of its own.
+void LayerCase::evict() const {
+  evict_all();
+}
+
 Check LayerCase::check() {
   out_.fill(std::numeric_limits<float>::quiet_NaN());
   run();
+  disturb(out_[0]);
   Check result;
   for (const std::int64_t item : {std::int64_t{0}, workload_.batch - 1}) {
     for (const std::int64_t position : {std::int64_t{0}, workload_.length / 2, workload_.length - 1}) {
@@ -191,6 +199,12 @@ double LayerCase::flops() const {
   const auto width = static_cast<double>(workload_.d_model);
   const double attention = tokens * width * (8.0 * width + 4.0 * static_cast<double>(workload_.length));
   return kind_ == LayerKind::attention ? attention : attention + 4.0 * tokens * width * static_cast<double>(feed_forward_dim_);
+}
+
+double LayerCase::bytes() const {
+  double weights = 0;
+  for (const std::unique_ptr<AlignedArray>& array : arrays_) weights += static_cast<double>(array->size());
+  return static_cast<double>(sizeof(float)) * (weights + static_cast<double>(x_.size() + out_.size()));
 }
 
 }  // namespace polyhead::bench

@@ -9,7 +9,7 @@
 #include "polyhead/runtime.hpp"
 #include "polyhead/transformer.hpp"
 #include "support/aligned_array.hpp"
-#include "support/check.hpp"
+#include "support/bench_case.hpp"
 #include "support/workload.hpp"
 
 namespace polyhead::bench {
@@ -19,14 +19,16 @@ enum class LayerKind {
   encoder,    // the block around it: residuals, layer norms after them, feed-forward of four times the width with erf GELU
 };
 
-class LayerCase {
+class LayerCase final : public BenchCase {
  public:
   LayerCase(const LayerWorkload& workload, LayerKind kind, const Runtime& runtime);
 
-  void run() const;
-  Check check();
+  void run() const override;
+  Check check() override;
+  void evict() const override;
 
-  double flops() const;  // multiply-adds of the projections and of attention, times two
+  double flops() const override;  // multiply-adds of the projections and of attention, times two
+  double bytes() const override;  // weights, and the activations that go in and come out
 
  private:
   AlignedArray& array(std::size_t count, std::uint64_t seed, double deviation);

@@ -1,8 +1,8 @@
 // Compiled once for each instruction set, as the kernels are.
+#include "support/peak.hpp"
+
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
-
-#include "support/peak.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyhead::bench {
@@ -10,10 +10,15 @@ namespace HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
+using Tag = hn::ScalableTag<float>;
+using Floats = hn::Vec<Tag>;
+
+constexpr std::size_t line_floats = 16;                     // one cache line
+constexpr std::size_t block_floats = read_granularity / 2;  // of one of two streams
 
 // Twelve chains cover the latency of two multiply-add units (8 to 10 in flight) and fit in sixteen registers.
 double MultiplyAdd(std::int64_t rounds) {
-  const hn::ScalableTag<float> d;
+  const Tag d;
   const auto factor = hn::Set(d, 0.999f);
   const auto addend = hn::Set(d, 0.001f);
   // Different starts: equal chains would be one chain to the compiler.
@@ -41,18 +46,45 @@ double MultiplyAdd(std::int64_t rounds) {
   return static_cast<double>(rounds) * 12.0 * 2.0 * static_cast<double>(hn::Lanes(d));
 }
 
-float Read(const float* data, std::size_t count) {
-  const hn::ScalableTag<float> d;
+// Loads are what is measured, so what is done with them must not limit: bitwise or takes one cycle everywhere, and has no slow
+// operands.
+template <bool kAskAhead>
+HWY_INLINE void ReadRun(Tag d, const float* data, std::size_t count, const float* ahead, Floats& a, Floats& b, Floats& c,
+                        Floats& e) {
   const std::size_t lanes = hn::Lanes(d);
-  auto a = hn::Zero(d), b = a, c = a, e = a;
-  for (std::size_t i = 0; i + 4 * lanes <= count; i += 4 * lanes) {
-    hwy::Prefetch(data + i + 1024);
-    a = hn::Add(a, hn::LoadU(d, data + i));
-    b = hn::Add(b, hn::LoadU(d, data + i + lanes));
-    c = hn::Add(c, hn::LoadU(d, data + i + 2 * lanes));
-    e = hn::Add(e, hn::LoadU(d, data + i + 3 * lanes));
+  for (std::size_t i = 0; i < count; i += 8 * lanes) {
+    if (kAskAhead) {
+      for (std::size_t line = 0; line < 8 * lanes; line += line_floats) hwy::Prefetch(ahead + i + line);
+    }
+    const float* const at = data + i;
+    a = hn::Or(a, hn::LoadU(d, at));
+    b = hn::Or(b, hn::LoadU(d, at + lanes));
+    c = hn::Or(c, hn::LoadU(d, at + 2 * lanes));
+    e = hn::Or(e, hn::LoadU(d, at + 3 * lanes));
+    a = hn::Or(a, hn::LoadU(d, at + 4 * lanes));
+    b = hn::Or(b, hn::LoadU(d, at + 5 * lanes));
+    c = hn::Or(c, hn::LoadU(d, at + 6 * lanes));
+    e = hn::Or(e, hn::LoadU(d, at + 7 * lanes));
   }
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(a, b), hn::Add(c, e))));
+}
+
+float Read(const float* data, std::size_t count, std::int64_t passes, ReadOrder order) {
+  const Tag d;
+  Floats a = hn::Zero(d), b = a, c = a, e = a;
+  const std::size_t ahead = order.ahead_bytes / sizeof(float), half = count / 2;
+  for (std::int64_t pass = 0; pass < passes; ++pass) {
+    if (order.two_streams) {
+      for (std::size_t block = 0; block < half; block += block_floats) {
+        ReadRun<true>(d, data + block, block_floats, data + half + block, a, b, c, e);
+        ReadRun<true>(d, data + half + block, block_floats, data + block + block_floats, a, b, c, e);
+      }
+    } else if (ahead > 0) {
+      ReadRun<true>(d, data, count, data + ahead, a, b, c, e);
+    } else {
+      ReadRun<false>(d, data, count, data, a, b, c, e);
+    }
+  }
+  return hn::GetLane(hn::SumOfLanes(d, hn::Or(hn::Or(a, b), hn::Or(c, e))));
 }
 
 }  // namespace

@@ -43,6 +43,10 @@ std::vector<std::int64_t> AttentionWorkload::key_lengths() const {
   return lengths;
 }
 
+double AttentionWorkload::flops() const {
+  return 2.0 * static_cast<double>(batch * heads * query_length) * static_cast<double>(key_length * (head_dim + value_dim));
+}
+
 std::string AttentionWorkload::describe() const {
   std::ostringstream text;
   text << "b=" << batch << " h=" << heads;

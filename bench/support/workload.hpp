@@ -19,6 +19,7 @@ struct AttentionWorkload {
   Mask mask() const;
   std::vector<std::int64_t> key_lengths() const;  // [batch]: key_length - (7 i mod key_length / 2), or empty when not padded
   std::string describe() const;                   // "b=8 h=12 t=128 s=128 d=64"
+  double flops() const;                           // of all pairs of query and key, whatever the mask
 };
 
 struct LayerWorkload {

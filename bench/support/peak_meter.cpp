@@ -1,0 +1,162 @@
+// The machine's own PeakMeter: peak.hpp's loops on all threads, timed in short bursts.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+
+#include "support/pages.hpp"
+#include "support/peak.hpp"
+#include "support/roofline.hpp"
+#include "support/together.hpp"
+
+namespace polyhead::bench {
+namespace {
+
+constexpr double burst_seconds = 0.5e-3;
+constexpr int bursts = 4;
+constexpr std::size_t granularity_bytes = read_granularity * sizeof(float);
+
+struct ReadWay {
+  PageSize pages;
+  ReadOrder order;
+};
+
+constexpr std::array<ReadOrder, 6> read_orders = {
+    {{0, false}, {512, false}, {2048, false}, {6144, false}, {16384, false}, {0, true}}};
+
+class MachineMeter final : public PeakMeter {
+ public:
+  bool available(Arithmetic kind, Isa isa) override { return loop_of(kind, isa).run != nullptr; }
+
+  double arithmetic(Arithmetic kind, Isa isa, int threads) override {
+    const PeakLoop loop = loop_of(kind, isa);
+    if (loop.run == nullptr) return 0;
+    const auto nothing = [](int) {};
+    std::int64_t rounds = 2000;
+    double best = 0;
+    for (int burst = 0; burst < bursts;) {
+      std::vector<double> operations(static_cast<std::size_t>(threads));
+      const double seconds = seconds_together(
+          threads, nothing, [&](int thread) { operations[static_cast<std::size_t>(thread)] = loop.run(rounds); });
+      if (seconds < burst_seconds / 2) {  // still looking for the number of rounds
+        rounds = static_cast<std::int64_t>(static_cast<double>(rounds) * std::clamp(burst_seconds / seconds, 1.5, 50.0));
+        continue;
+      }
+      double sum = 0;
+      for (const double count : operations) sum += count;
+      best = std::max(best, sum * 1e-9 / seconds);
+      ++burst;
+    }
+    return best;
+  }
+
+  std::string arithmetic_name(Arithmetic kind, Isa isa) override {
+    switch (kind) {
+      case Arithmetic::fma_f32:
+        return std::string("fma ") + name(isa);
+      case Arithmetic::dot_int8:
+        return std::string("dot int8 ") + loop_of(kind, isa).name;
+      case Arithmetic::tile_bf16:
+        return "tile bf16 amx";
+      case Arithmetic::tile_int8:
+        return "tile int8 amx";
+    }
+    return "unknown";
+  }
+
+  double read(const std::string& level, double bytes, Isa isa, int threads) override {
+    const PeakKernel* const kernel = peak_kernel(isa);
+    if (kernel == nullptr) return 0;
+    const std::size_t share = share_of(level, bytes, threads);
+    auto& way = ways_[{level, isa, threads}];
+    if (!way) {
+      double best = 0;
+      for (const PageSize pages : {PageSize::small_4k, PageSize::huge_2m}) {
+        for (const ReadOrder& order : read_orders) {
+          const double rate = measure(*kernel, {pages, order}, share, threads);
+          if (rate <= best) continue;
+          best = rate;
+          way = ReadWay{pages, order};
+        }
+      }
+    }
+    return measure(*kernel, *way, share, threads);
+  }
+
+ private:
+  static PeakLoop loop_of(Arithmetic kind, Isa isa) {
+    switch (kind) {
+      case Arithmetic::fma_f32: {
+        const PeakKernel* const kernel = peak_kernel(isa);
+        return {"fma", kernel == nullptr ? nullptr : kernel->multiply_add};
+      }
+      case Arithmetic::dot_int8:
+        return int8_peak(isa);
+      case Arithmetic::tile_bf16:
+        return amx_bf16_peak();
+      case Arithmetic::tile_int8:
+        return amx_int8_peak();
+    }
+    return {"unknown", nullptr};
+  }
+
+  // Far beyond the caches, within what the machine can spare for both kinds of pages and the operands beside them.
+  static double dram_bytes() {
+    static const double bytes = [] {
+      double caches = 0;
+      for (const Cache& cache : machine_caches()) caches = std::max(caches, static_cast<double>(cache.bytes));
+      const double memory = static_cast<double>(available_memory(platform::read_file));
+      const double wanted = std::clamp(4 * caches, 256e6, 1024e6);
+      return memory > 0 ? std::min(wanted, memory / 8) : wanted;
+    }();
+    return bytes;
+  }
+
+  // Bytes of one thread. What is said to come from DRAM is read in full only up to a size that certainly does.
+  static std::size_t share_of(const std::string& level, double bytes, int threads) {
+    double set = bytes > 0 ? bytes : dram_bytes();
+    if (level == "DRAM") set = std::min(set, dram_bytes());
+    const double pieces = std::floor(set / threads / static_cast<double>(granularity_bytes));
+    return static_cast<std::size_t>(std::max(1.0, pieces)) * granularity_bytes;
+  }
+
+  double measure(const PeakKernel& kernel, const ReadWay& way, std::size_t share, int threads) {
+    PagedMemory& memory = memory_[way.pages == PageSize::huge_2m ? 1 : 0];
+    const std::size_t needed = share * static_cast<std::size_t>(threads);
+    if (memory.size() < needed) {
+      memory = PagedMemory();  // first, so that there are never two of them
+      memory = PagedMemory(needed, way.pages);
+    }
+    const std::size_t count = share / sizeof(float);
+    const auto read = [&](int thread, std::int64_t passes) {
+      volatile float keep = kernel.read(memory.data() + static_cast<std::size_t>(thread) * count, count, passes, way.order);
+      (void)keep;
+    };
+    // One pass before each burst: the caches hold the thread's share as far as they can, as for a computation that is repeated.
+    const auto warm = [&](int thread) { read(thread, 1); };
+    std::int64_t passes = 1;
+    double best = 0;
+    for (int burst = 0; burst < bursts;) {
+      const double seconds = seconds_together(threads, warm, [&](int thread) { read(thread, passes); });
+      if (seconds < burst_seconds / 2) {
+        passes = static_cast<std::int64_t>(static_cast<double>(passes) * std::clamp(burst_seconds / seconds, 2.0, 50.0));
+        continue;
+      }
+      best = std::max(best, static_cast<double>(needed) * static_cast<double>(passes) * 1e-9 / seconds);
+      // Long passes are a good average each, and many of them would take longer than what they bound.
+      burst += seconds > 10e-3 ? 2 : 1;
+    }
+    return best;
+  }
+
+  std::map<std::tuple<std::string, Isa, int>, std::optional<ReadWay>> ways_;
+  PagedMemory memory_[2];
+};
+
+}  // namespace
+
+std::unique_ptr<PeakMeter> make_peak_meter() {
+  return std::make_unique<MachineMeter>();
+}
+
+}  // namespace polyhead::bench
