@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 
 from .errors import PerfError
 
@@ -14,7 +15,6 @@ COMMANDS = {
     "compare": ("compare", "which of two builds, or of two result files, is faster"),
     "report": ("report", "one HTML page from a folder of result files"),
     "self-test": ("self_test", "how often compare is right: one build against itself, and against a slowed one"),
-    "perf-check": ("perf_check", "what the working tree made slower than a commit"),
     "instructions": ("instructions", "instruction counts of kernels against the recorded ones"),
 }
 STATUS_ERROR = 2
@@ -48,7 +48,8 @@ def main(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         library = (error.name or "").split(".")[0]
         if library == __package__ or not library:
-            raise
+            traceback.print_exc()
+            return fail(program, "the package polyhead_perf is incomplete: install Polyhead again")
         return fail(program, f"needs the Python library {library}, which {sys.executable} doesn't have: "
                     f"pip install 'polyhead[perf]' (or pip install {library}), or set POLYHEAD_PYTHON to a Python that has it")
     except BrokenPipeError:
@@ -56,6 +57,10 @@ def main(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except Exception:  # pylint: disable=broad-except
+        # Python's own status for this is 1, which would say "slower".
+        traceback.print_exc()
+        return fail(program, "a fault of this program; the lines above say where")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ REAL_TIME_SUFFIXES = {"real_time", "manual_time"}
 TIME_KIND_SUFFIXES = REAL_TIME_SUFFIXES | {"process_time"}
 
 
+def base_name(name: str) -> str:
+    """A benchmark's name without the suffixes of its time kind."""
+    return "/".join(part for part in name.split("/") if part not in TIME_KIND_SUFFIXES)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One measurement: one repetition of one benchmark."""
@@ -54,8 +59,7 @@ class Entry:
 
     @property
     def base_name(self) -> str:
-        """The name without the suffixes of the time kind."""
-        return "/".join(part for part in self.name.split("/") if part not in TIME_KIND_SUFFIXES)
+        return base_name(self.name)
 
     @property
     def bound(self) -> str | None:
