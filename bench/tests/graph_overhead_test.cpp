@@ -1,13 +1,17 @@
 // The task graph may cost 3 % over plain parallel_for on bert-128, 96 pieces of one head each.
 //
 // Both are run by turns, and what counts is the median of the ratios of neighbours: what slows the machine down slows both, and
-// the median drops what hits one alone. Noise can still shift a whole series, so a few more are tried; that a real regression
-// does not get through by trying is tested too.
+// the median drops what hits one alone. Pairs are added until a confidence interval of the median lies on one side of the
+// limit, or time is up. Only an interval that lies beyond it is a failure: a busy machine leaves the question open, and says
+// so.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstdio>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "platform/cpu_limits.hpp"
@@ -19,8 +23,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double allowed = 1.03;
-constexpr int pairs = 25;
-constexpr int most_series = 6;
+constexpr int pairs_a_look = 20;
+constexpr double seconds_at_most = 4;
+// Three standard deviations of the number of ratios below the median: 99.7 %, and still well above 95 % after all the looks.
+constexpr double deviations = 3;
 
 double seconds_of(const std::function<void()>& run) {
   const Clock::time_point start = Clock::now();
@@ -28,30 +34,39 @@ double seconds_of(const std::function<void()>& run) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+// Of the median ratio of run to plain.
+struct Interval {
+  double low = 0, high = 0;
+  bool within() const { return high <= allowed; }
+  bool beyond() const { return low > allowed; }
+};
 
-// The least median of several series, or the first one that is allowed.
-double cost_over_plain(const std::function<void()>& run, const std::function<void()>& plain) {
-  double least = 0;
-  for (int series = 0; series < most_series; ++series) {
-    run();
-    plain();
-    std::vector<double> ratios;
-    for (int pair = 0; pair < pairs; ++pair) {
+Interval cost_over_plain(const std::function<void()>& run, const std::function<void()>& plain) {
+  run();
+  plain();
+  std::vector<double> ratios;
+  Interval interval;
+  const Clock::time_point start = Clock::now();
+  do {
+    for (int pair = 0; pair < pairs_a_look; ++pair) {
       double by_run = 0, by_plain = 0;
       if (pair % 2 == 0) by_run = seconds_of(run);
       by_plain = seconds_of(plain);
       if (pair % 2 != 0) by_run = seconds_of(run);
       ratios.push_back(by_run / by_plain);
     }
-    const double ratio = median(ratios);
-    least = series == 0 ? ratio : std::min(least, ratio);
-    if (least <= allowed) break;
-  }
-  return least;
+    // As many of them lie below the median as heads come up in that many throws of a coin.
+    std::sort(ratios.begin(), ratios.end());
+    const auto count = static_cast<double>(ratios.size());
+    const double rank = std::max(0.0, std::floor((count - deviations * std::sqrt(count)) / 2));
+    interval = {ratios[static_cast<std::size_t>(rank)], ratios[ratios.size() - 1 - static_cast<std::size_t>(rank)]};
+  } while (!interval.within() && !interval.beyond() &&
+           std::chrono::duration<double>(Clock::now() - start).count() < seconds_at_most);
+  return interval;
+}
+
+std::string describe(const Interval& interval) {
+  return std::to_string(interval.low) + " .. " + std::to_string(interval.high) + " of plain parallel_for";
 }
 
 class GraphOverhead : public ::testing::TestWithParam<int> {};
@@ -65,21 +80,22 @@ TEST_P(GraphOverhead, AtMostThreePercent) {
     const Check check = heads.attention().compare();
     ASSERT_TRUE(check.passed()) << check.describe();
   }
-  const double cost = cost_over_plain([&] { heads.run_graph(); }, [&] { heads.run_plain(); });
-  RecordProperty("cost_over_plain", std::to_string(cost));
-  EXPECT_LE(cost, allowed) << heads.threads() << " threads";
+  const Interval cost = cost_over_plain([&] { heads.run_graph(); }, [&] { heads.run_plain(); });
+  std::printf("%d threads: %s\n", heads.threads(), describe(cost).c_str());
+  EXPECT_FALSE(cost.beyond()) << describe(cost);
 }
 
-TEST_P(GraphOverhead, AnOverheadOfSixPercentIsSeen) {
+TEST_P(GraphOverhead, SixPercentMoreIsSeen) {
   HeadPieces heads(default_isa(), GetParam());
-  heads.run_plain();
   const auto slower_graph = [&] {
     const double seconds = seconds_of([&] { heads.run_graph(); });
     const Clock::time_point start = Clock::now();
     while (std::chrono::duration<double>(Clock::now() - start).count() < 0.06 * seconds) {
     }
   };
-  EXPECT_GT(cost_over_plain(slower_graph, [&] { heads.run_plain(); }), allowed);
+  const Interval cost = cost_over_plain(slower_graph, [&] { heads.run_plain(); });
+  EXPECT_FALSE(cost.within()) << describe(cost);
+  if (!cost.beyond()) GTEST_SKIP() << "the machine is too busy to tell: " << describe(cost);
 }
 
 std::vector<int> thread_counts() {
@@ -89,7 +105,7 @@ std::vector<int> thread_counts() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, GraphOverhead, ::testing::ValuesIn(thread_counts()),
-                         [](const auto& info) { return "threads" + std::to_string(info.param); });
+                         [](const auto& test) { return "threads" + std::to_string(test.param); });
 
 }  // namespace
 }  // namespace polyhead::bench

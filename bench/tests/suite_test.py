@@ -73,7 +73,7 @@ class Suite(unittest.TestCase):
             document = measure(f"^{case}/.*threads:1/", f"--wrong-result={case}", "--caches=warm", expect=1)
             (entry,) = document["benchmarks"]
             self.assertIs(entry["error_occurred"], True, entry)
-            self.assertIn("wrong result: error 0.12", entry["error_message"])
+            self.assertIn("wrong result: error 0.1", entry["error_message"])
             self.assertFalse(entry.get("real_time"))
             self.assertFalse(entry.get("GFLOP/s"))
 
