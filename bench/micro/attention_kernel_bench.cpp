@@ -5,19 +5,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "dispatch/kernel_table.hpp"
+#include "platform/aligned_memory.hpp"
 #include "polyhead/runtime.hpp"
+#include "support/aligned_array.hpp"
+#include "support/check.hpp"
 
+namespace polyhead::bench {
 namespace {
-
-using polyhead::Isa;
-using polyhead::simd::AttentionF32Args;
-using polyhead::simd::AttentionKernel;
 
 enum class Extra { none, causal, key_mask, query_key_mask, bias };
 
@@ -27,134 +26,149 @@ struct Shape {
   Extra extra;
 };
 
-constexpr Shape kPrefill[] = {
-    {"bert_512", 512, 512, 64, Extra::none},           {"bert_128", 128, 128, 64, Extra::none},
-    {"minilm", 128, 128, 32, Extra::none},             {"vit", 197, 197, 64, Extra::none},
-    {"gpt2", 1024, 1024, 64, Extra::causal},           {"llama", 2048, 2048, 128, Extra::causal},
-    {"unet", 1024, 4096, 40, Extra::none},             {"tiny", 16, 16, 64, Extra::none},
-    {"s512_d32", 512, 512, 32, Extra::none},           {"s512_d32_key_mask", 512, 512, 32, Extra::key_mask},
-    {"s512_d32_mask", 512, 512, 32, Extra::query_key_mask}, {"s512_d32_bias", 512, 512, 32, Extra::bias},
+constexpr Shape prefill[] = {
+    {"bert_512", 512, 512, 64, Extra::none},
+    {"bert_128", 128, 128, 64, Extra::none},
+    {"minilm", 128, 128, 32, Extra::none},
+    {"vit", 197, 197, 64, Extra::none},
+    {"gpt2", 1024, 1024, 64, Extra::causal},
+    {"llama", 2048, 2048, 128, Extra::causal},
+    {"unet", 1024, 4096, 40, Extra::none},
+    {"tiny", 16, 16, 64, Extra::none},
+    {"s512_d32", 512, 512, 32, Extra::none},
+    {"s512_d32_key_mask", 512, 512, 32, Extra::key_mask},
+    {"s512_d32_mask", 512, 512, 32, Extra::query_key_mask},
+    {"s512_d32_bias", 512, 512, 32, Extra::bias},
 };
-constexpr Shape kFewRows[] = {
-    {"1_row_s1024", 1, 1024, 128, Extra::none},   {"4_rows_s1024", 4, 1024, 128, Extra::none},
-    {"8_rows_s1024", 8, 1024, 128, Extra::none},  {"1_row_s16384", 1, 16384, 128, Extra::none},
+constexpr Shape few_rows[] = {
+    {"1_row_s1024", 1, 1024, 128, Extra::none},    {"4_rows_s1024", 4, 1024, 128, Extra::none},
+    {"8_rows_s1024", 8, 1024, 128, Extra::none},   {"1_row_s16384", 1, 16384, 128, Extra::none},
     {"4_rows_s16384", 4, 16384, 128, Extra::none}, {"8_rows_s16384", 8, 16384, 128, Extra::none},
 };
 
 class Problem {
  public:
-  Problem(const AttentionKernel& kernel, const Shape& shape)
+  Problem(const simd::AttentionKernel& kernel, const Shape& shape)
       : shape_(shape),
-        query_(Random(shape.rows * shape.head_dim, 1)),
-        key_(Random(shape.keys * shape.head_dim, 2)),
-        value_(Random(shape.keys * shape.head_dim, 3)),
-        out_(query_.size()),
+        query_(count(shape.rows, shape.head_dim)),
+        key_(count(shape.keys, shape.head_dim)),
+        value_(count(shape.keys, shape.head_dim)),
+        out_(count(shape.rows, shape.head_dim)),
         scratch_(kernel.scratch_bytes(shape.head_dim, shape.head_dim, shape.keys) + 64) {
-    const std::int64_t pitch = shape.head_dim * 4;
+    query_.fill_random(1);
+    key_.fill_random(2);
+    value_.fill_random(3);
+    out_.fill(std::numeric_limits<float>::quiet_NaN());
     args.query = query_.data();
     args.key = key_.data();
     args.value = value_.data();
     args.out = out_.data();
-    args.query_stride = args.key_stride = args.value_stride = args.out_stride = pitch;
+    args.query_stride = args.key_stride = args.value_stride = args.out_stride = shape.head_dim * 4;
     args.row_end = shape.rows;
     args.key_end = shape.keys;
     args.head_dim = args.value_dim = shape.head_dim;
     args.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
-    const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(scratch_.data());
-    args.scratch = scratch_.data() + (64 - at % 64) % 64;
+    args.scratch = scratch_.data();
     if (shape.extra == Extra::causal) args.visible_end = 1;
     if (shape.extra == Extra::key_mask || shape.extra == Extra::query_key_mask) {
       const std::int64_t rows = shape.extra == Extra::key_mask ? 1 : shape.rows;
-      mask_.resize(static_cast<std::size_t>(rows * shape.keys));
+      mask_.resize(count(rows, shape.keys));
       for (std::size_t i = 0; i < mask_.size(); ++i) mask_[i] = i % 7 != 3;
       args.boolean_mask = mask_.data();
       args.mask_key_stride = 1;
       args.mask_stride = rows == 1 ? 0 : shape.keys;
     }
     if (shape.extra == Extra::bias) {
-      bias_ = Random(shape.rows * shape.keys, 4);
+      bias_ = AlignedArray(count(shape.rows, shape.keys));
+      bias_.fill_random(4);
       args.bias = bias_.data();
       args.bias_key_stride = 4;
       args.bias_stride = shape.keys * 4;
     }
   }
 
-  double Operations() const {
-    const double all = 4.0 * static_cast<double>(shape_.rows * shape_.keys * shape_.head_dim);
-    return shape_.extra == Extra::causal ? all / 2 : all;
+  double flops() const {
+    double pairs = static_cast<double>(shape_.rows * shape_.keys);
+    if (shape_.extra == Extra::causal)
+      pairs = static_cast<double>(shape_.rows * (shape_.rows + 1)) / 2;  // as many keys as rows
+    return 4.0 * pairs * static_cast<double>(shape_.head_dim);
   }
-  double Bytes() const { return 8.0 * static_cast<double>(shape_.keys * shape_.head_dim); }
+  double bytes() const { return 4.0 * static_cast<double>(query_.size() + key_.size() + value_.size() + out_.size()); }
 
-  // The first, a middle and the last row against the formula in float64.
-  bool Right() const {
+  // The first, a middle and the last row of what the kernel has left in the output.
+  Check compare() const {
+    Check result;
     for (const std::int64_t row : {std::int64_t{0}, shape_.rows / 2, shape_.rows - 1}) {
       std::vector<double> sum(static_cast<std::size_t>(shape_.head_dim), 0.0);
-      double denominator = 0;
+      double denominator = 0, largest_product = 0, largest_value = 0;
       for (std::int64_t key = 0; key < shape_.keys; ++key) {
         if (shape_.extra == Extra::causal && key > row) continue;
         if (args.boolean_mask && args.boolean_mask[row * args.mask_stride + key] == 0) continue;
-        double score = 0;
-        for (std::int64_t d = 0; d < shape_.head_dim; ++d) score += static_cast<double>(At(query_, row, d)) * At(key_, key, d);
+        double score = 0, magnitude = 0;
+        for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
+          const double product = static_cast<double>(at(query_, row, d)) * at(key_, key, d);
+          score += product;
+          magnitude += std::fabs(product);
+        }
         score *= args.scale;
         if (args.bias) score += bias_[static_cast<std::size_t>(row * shape_.keys + key)];
+        largest_product = std::max({largest_product, args.scale * magnitude, std::fabs(score)});
         const double weight = std::exp(score);
         denominator += weight;
-        for (std::int64_t d = 0; d < shape_.head_dim; ++d) sum[static_cast<std::size_t>(d)] += weight * At(value_, key, d);
+        for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
+          sum[static_cast<std::size_t>(d)] += weight * at(value_, key, d);
+          largest_value = std::max(largest_value, std::fabs(static_cast<double>(at(value_, key, d))));
+        }
       }
       for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
-        if (!(std::fabs(sum[static_cast<std::size_t>(d)] / denominator - At(out_, row, d)) <= 1e-5)) return false;
+        result.take(at(out_, row, d), sum[static_cast<std::size_t>(d)] / denominator,
+                    largest_value * (2e-6 + std::ldexp(largest_product, -22)));
       }
     }
-    return true;
+    return result;
   }
 
-  AttentionF32Args args;
+  simd::AttentionF32Args args;
 
  private:
-  float At(const std::vector<float>& matrix, std::int64_t row, std::int64_t column) const {
+  static std::size_t count(std::int64_t rows, std::int64_t columns) { return static_cast<std::size_t>(rows * columns); }
+  float at(const AlignedArray& matrix, std::int64_t row, std::int64_t column) const {
     return matrix[static_cast<std::size_t>(row * shape_.head_dim + column)];
-  }
-  static std::vector<float> Random(std::int64_t count, std::uint32_t seed) {
-    std::vector<float> values(static_cast<std::size_t>(count));
-    for (float& value : values) {
-      seed = seed * 1664525u + 1013904223u;
-      value = static_cast<float>(static_cast<double>(seed >> 8) * 0x1p-23 - 1.0);
-    }
-    return values;
   }
 
   Shape shape_;
-  std::vector<float> query_, key_, value_, out_, bias_;
+  AlignedArray query_, key_, value_, out_, bias_;
   std::vector<std::uint8_t> mask_;
-  std::vector<unsigned char> scratch_;
+  platform::AlignedBuffer scratch_;
 };
 
-void Run(benchmark::State& state, const AttentionKernel& kernel, const Shape& shape) {
+void attend(benchmark::State& state, const simd::AttentionKernel& kernel, const Shape& shape) {
   Problem problem(kernel, shape);
   kernel.run(problem.args);
-  if (!problem.Right()) {
-    state.SkipWithError("the result is wrong");
-    return;
-  }
+  const Check check = problem.compare();
+  if (!check.passed()) return state.SkipWithError(("wrong result: " + check.describe()).c_str());
   for (auto _ : state) kernel.run(problem.args);
-  state.counters["flops"] = benchmark::Counter(problem.Operations(), benchmark::Counter::kIsIterationInvariantRate);
-  state.counters["read"] = benchmark::Counter(problem.Bytes(), benchmark::Counter::kIsIterationInvariantRate);
+  const auto rate = [](double amount) {
+    return benchmark::Counter(amount * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
+  };
+  state.counters["GFLOP/s"] = rate(problem.flops());
+  state.counters["GB/s"] = rate(problem.bytes());
 }
+
+const bool registered = [] {
+  const auto add = [](const simd::AttentionKernel& kernel, const Shape& shape) {
+    const std::string label = std::string(kernel.name) + "/" + shape.name;
+    benchmark::RegisterBenchmark(label.c_str(), [&kernel, shape](benchmark::State& state) {
+      attend(state, kernel, shape);
+    })->Unit(benchmark::kMicrosecond);
+  };
+  for (const Isa isa : available_isas()) {
+    const dispatch::KernelTable& table = dispatch::kernel_table(isa);
+    for (const Shape& shape : prefill) add(*table.attention_f32, shape);
+    for (const Shape& shape : few_rows) add(*table.attention_f32, shape), add(*table.decode_f32, shape);
+  }
+  return true;
+}();
 
 }  // namespace
-
-int main(int argc, char** argv) {
-  for (const Isa isa : polyhead::available_isas()) {
-    const polyhead::dispatch::KernelTable& table = polyhead::dispatch::kernel_table(isa);
-    const auto add = [](const AttentionKernel& kernel, const Shape& shape) {
-      const std::string name = std::string(kernel.name) + "/" + shape.name;
-      benchmark::RegisterBenchmark(name.c_str(), [&kernel, shape](benchmark::State& state) { Run(state, kernel, shape); });
-    };
-    for (const Shape& shape : kPrefill) add(*table.attention_f32, shape);
-    for (const Shape& shape : kFewRows) add(*table.attention_f32, shape), add(*table.decode_f32, shape);
-  }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return EXIT_FAILURE;
-  benchmark::RunSpecifiedBenchmarks();
-  return EXIT_SUCCESS;
-}
+}  // namespace polyhead::bench

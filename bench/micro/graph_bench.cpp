@@ -86,10 +86,7 @@ void plain_parallel_for(benchmark::State& state) {
   oneapi::tbb::task_arena arena(threads);
   Work work{static_cast<double>(state.range(1))};
   for (auto _ : state) {
-    arena.execute([&] {
-      oneapi::tbb::parallel_for(
-          0, nodes, [&](int) { work(); }, oneapi::tbb::simple_partitioner());
-    });
+    arena.execute([&] { oneapi::tbb::parallel_for(0, nodes, [&](int) { work(); }, oneapi::tbb::simple_partitioner()); });
   }
   check_and_report(state, work, nodes, threads);
 }
