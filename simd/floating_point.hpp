@@ -21,9 +21,7 @@ class FloatingPointMode {
   explicit FloatingPointMode(bool flush) : saved_(__builtin_ia32_stmxcsr()) {
     __builtin_ia32_ldmxcsr(flush ? 0x9FC0u : 0x1F80u);
   }
-  ~FloatingPointMode() {
-    __builtin_ia32_ldmxcsr(saved_);
-  }
+  ~FloatingPointMode() { __builtin_ia32_ldmxcsr(saved_); }
 
  private:
   unsigned saved_;
@@ -35,9 +33,7 @@ class FloatingPointMode {
     const std::uint64_t mode = flush ? std::uint64_t{1} << 24 : 0;
     asm volatile("msr fpcr, %0" : : "r"(mode) : "memory");
   }
-  ~FloatingPointMode() {
-    asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory");
-  }
+  ~FloatingPointMode() { asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory"); }
 
  private:
   std::uint64_t saved_;

@@ -1,6 +1,7 @@
 // Scaled dot-product attention: AttentionSpec -> AttentionPlan -> run.
 //
-//     out[b,h,t,:] = sum_s softmax_s(scale * dot(query[b,h,t,:], key[b,g,s,:]) + bias[b,h,t,s]) * value[b,g,s,:],  g = h / (heads / kv_heads)
+//     out[b,h,t,:] = sum_s softmax_s(scale * dot(query[b,h,t,:], key[b,g,s,:]) + bias[b,h,t,s]) * value[b,g,s,:],  g = h /
+//     (heads / kv_heads)
 //
 // over the keys s that the mask allows; a row with no allowed key is 0 and its lse is -inf.
 #pragma once
@@ -24,14 +25,14 @@ namespace polyhead {
 // head_dim and value_dim are exact. batch and lengths may be 0.
 struct AttentionSpec {
   std::int64_t batch = 1;
-  std::int64_t heads = 1;          // query heads
-  std::int64_t kv_heads = 0;       // 0: as many as heads; must divide heads
+  std::int64_t heads = 1;     // query heads
+  std::int64_t kv_heads = 0;  // 0: as many as heads; must divide heads
   std::int64_t query_length = 0;
   std::int64_t key_length = 0;
-  std::int64_t head_dim = 0;       // of query and key
-  std::int64_t value_dim = 0;      // 0: head_dim
+  std::int64_t head_dim = 0;   // of query and key
+  std::int64_t value_dim = 0;  // 0: head_dim
   DType dtype = DType::f32;
-  std::optional<double> scale;     // unset: 1 / sqrt(head_dim); any finite number
+  std::optional<double> scale;  // unset: 1 / sqrt(head_dim); any finite number
   Mask mask{};
   // A row's bits never depend on batch, heads or threads. With this set they do not depend on query_length either (a
   // sequence in a padded batch gives the bits it gives alone), at the price of the faster kernel for very short queries.
@@ -60,7 +61,9 @@ struct RunOptions {
   const std::atomic<bool>* cancel = nullptr;
 };
 
-namespace detail { class AttentionPlanState; }
+namespace detail {
+class AttentionPlanState;
+}
 
 // Immutable; any number of threads may run one plan at the same time. Cheap to copy (a shared handle).
 class POLYHEAD_EXPORT AttentionPlan {

@@ -23,7 +23,9 @@ struct BertConfig {
   double norm_epsilon = 1e-12;
 };
 
-namespace detail { class BertState; }
+namespace detail {
+class BertState;
+}
 
 class POLYHEAD_EXPORT BertEncoder {
  public:

@@ -10,9 +10,9 @@ namespace polyhead {
 // Where the causal diagonal lies when query and key lengths differ. With offset o a query t sees keys s <= t + o.
 enum class Causal : std::uint8_t {
   none = 0,
-  top_left = 1,       // o = 0
-  bottom_right = 2,   // o = key_length - query_length, per batch item when key lengths are given
-  offset = 3,         // o = offsets[b], given at run time
+  top_left = 1,      // o = 0
+  bottom_right = 2,  // o = key_length - query_length, per batch item when key lengths are given
+  offset = 3,        // o = offsets[b], given at run time
 };
 
 // The structure of a mask; the tensors that some parts need (lengths, offsets, the boolean mask, the bias) are given at run
@@ -22,13 +22,13 @@ struct POLYHEAD_EXPORT Mask {
   static constexpr std::int64_t unbounded = -1;
 
   Causal causality = Causal::none;
-  std::int64_t window_left = unbounded;    // inclusive: keys from t + o - window_left ...
-  std::int64_t window_right = unbounded;   // ... to t + o + window_right; o is 0 without causal unless has_offsets
-  bool has_key_lengths = false;   // keys s >= key_lengths[b] do not exist for batch item b
-  bool has_offsets = false;       // offsets[b] is given (Causal::offset, or a window without causal)
-  bool has_boolean = false;       // a bool tensor broadcastable to [batch, heads, query, key]; true = attend
-  bool has_bias = false;          // a float tensor broadcastable to [batch, heads, query, key], added to scaled scores;
-                                  // only -inf excludes, any finite value is arithmetic
+  std::int64_t window_left = unbounded;   // inclusive: keys from t + o - window_left ...
+  std::int64_t window_right = unbounded;  // ... to t + o + window_right; o is 0 without causal unless has_offsets
+  bool has_key_lengths = false;           // keys s >= key_lengths[b] do not exist for batch item b
+  bool has_offsets = false;               // offsets[b] is given (Causal::offset, or a window without causal)
+  bool has_boolean = false;               // a bool tensor broadcastable to [batch, heads, query, key]; true = attend
+  bool has_bias = false;                  // a float tensor broadcastable to [batch, heads, query, key], added to scaled scores;
+                                          // only -inf excludes, any finite value is arithmetic
 
   static Mask none() { return {}; }
   static Mask causal(Causal alignment);

@@ -18,43 +18,45 @@
 namespace polyhead {
 
 struct MultiHeadAttentionSpec {
-  std::int64_t d_model = 0;        // width of the query input and of the output
+  std::int64_t d_model = 0;  // width of the query input and of the output
   std::int64_t heads = 1;
-  std::int64_t kv_heads = 0;       // 0: heads
-  std::int64_t head_dim = 0;       // 0: d_model / heads, which must then divide
-  std::int64_t value_dim = 0;      // 0: head_dim; heads * value_dim need not be d_model
+  std::int64_t kv_heads = 0;         // 0: heads
+  std::int64_t head_dim = 0;         // 0: d_model / heads, which must then divide
+  std::int64_t value_dim = 0;        // 0: head_dim; heads * value_dim need not be d_model
   std::int64_t key_input_dim = 0;    // width of the key source, 0: d_model ("kdim")
   std::int64_t value_input_dim = 0;  // width of the value source, 0: d_model ("vdim")
-  std::optional<double> scale;     // unset: 1 / sqrt(head_dim)
+  std::optional<double> scale;       // unset: 1 / sqrt(head_dim)
   Mask mask{};
 };
 
 // Rows are output features (torch's Linear layout), f32, any strides. Biases may be empty. Copied and packed; the caller's
 // memory is free again when the constructor returns.
 struct MultiHeadAttentionWeights {
-  TensorView query{};         // [heads * head_dim, d_model]
-  TensorView key{};           // [kv_heads * head_dim, key_input_dim]
-  TensorView value{};         // [kv_heads * value_dim, value_input_dim]
-  TensorView output{};        // [d_model, heads * value_dim]
-  TensorView query_bias{};    // [heads * head_dim]
+  TensorView query{};       // [heads * head_dim, d_model]
+  TensorView key{};         // [kv_heads * head_dim, key_input_dim]
+  TensorView value{};       // [kv_heads * value_dim, value_input_dim]
+  TensorView output{};      // [d_model, heads * value_dim]
+  TensorView query_bias{};  // [heads * head_dim]
   TensorView key_bias{};
   TensorView value_bias{};
-  TensorView output_bias{};   // [d_model]
+  TensorView output_bias{};  // [d_model]
 };
 
 // x: [batch, length, width], any strides with a contiguous last dimension or without (then it is packed).
 struct MultiHeadAttentionInputs {
-  TensorView query{};         // [B, T, d_model]
-  TensorView key{};           // [B, S, key_input_dim]; empty: the query input (self-attention)
-  TensorView value{};         // [B, S, value_input_dim]; empty: the key input
-  TensorView out{};           // [B, T, d_model]
-  TensorView key_lengths{};   // as in AttentionInputs, each given exactly when the mask has it
+  TensorView query{};        // [B, T, d_model]
+  TensorView key{};          // [B, S, key_input_dim]; empty: the query input (self-attention)
+  TensorView value{};        // [B, S, value_input_dim]; empty: the key input
+  TensorView out{};          // [B, T, d_model]
+  TensorView key_lengths{};  // as in AttentionInputs, each given exactly when the mask has it
   TensorView offsets{};
   TensorView boolean_mask{};
   TensorView bias{};
 };
 
-namespace detail { class MultiHeadAttentionState; }
+namespace detail {
+class MultiHeadAttentionState;
+}
 
 // Immutable; any number of threads may run one operator at the same time. A cheap copy is a shared handle.
 class POLYHEAD_EXPORT MultiHeadAttention {

@@ -27,8 +27,9 @@ POLYHEAD_EXPORT Isa default_isa();
 // return when all calls have returned; it may run them one after another. Calls never throw.
 struct Executor {
   void* context = nullptr;
-  void (*parallel_for)(void* context, std::size_t count, void (*function)(void* argument, std::size_t index), void* argument) = nullptr;
-  int concurrency = 1;   // the largest number of calls that run at the same time
+  void (*parallel_for)(void* context, std::size_t count, void (*function)(void* argument, std::size_t index),
+                       void* argument) = nullptr;
+  int concurrency = 1;  // the largest number of calls that run at the same time
 };
 
 enum class LogLevel : std::uint8_t { debug = 0, info = 1, warning = 2 };
@@ -48,7 +49,9 @@ struct RuntimeOptions {
   std::function<void(LogLevel, const char*)> log;
 };
 
-namespace detail { class RuntimeState; }
+namespace detail {
+class RuntimeState;
+}
 
 class POLYHEAD_EXPORT Runtime {
  public:
@@ -56,9 +59,9 @@ class POLYHEAD_EXPORT Runtime {
   // a function), unsupported (an instruction set that is not available).
   explicit Runtime(const RuntimeOptions& options = {});
 
-  int threads() const noexcept;       // the largest number of threads that work at once, the caller's included
+  int threads() const noexcept;  // the largest number of threads that work at once, the caller's included
   Isa isa() const noexcept;
-  std::string describe() const;       // several lines for people: version, CPU, ISA, caches, threads
+  std::string describe() const;  // several lines for people: version, CPU, ISA, caches, threads
 
   const std::shared_ptr<detail::RuntimeState>& state() const noexcept { return state_; }
 

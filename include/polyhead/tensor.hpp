@@ -13,8 +13,8 @@ namespace polyhead {
 // Values are part of the C ABI (polyhead_dtype): append, never renumber.
 enum class DType : std::uint8_t { f32 = 0, f16 = 1, bf16 = 2, i8 = 3, u8 = 4, i32 = 5, i64 = 6, f64 = 7, boolean = 8 };
 
-POLYHEAD_EXPORT const char* name(DType dtype) noexcept;              // "f32", "bool", ...
-POLYHEAD_EXPORT std::int64_t size_in_bytes(DType dtype) noexcept;    // of one element
+POLYHEAD_EXPORT const char* name(DType dtype) noexcept;            // "f32", "bool", ...
+POLYHEAD_EXPORT std::int64_t size_in_bytes(DType dtype) noexcept;  // of one element
 
 // Strides count elements, may be zero (broadcast) or negative, and the stride of a dimension of size 1 is ignored. A view
 // neither owns nor copies; the memory must outlive every call that uses it. Inputs are never written to, so a view of
@@ -39,9 +39,9 @@ struct POLYHEAD_EXPORT TensorView {
   // Logical [batch, heads, length, dim] over memory laid out as [batch, length, heads, dim], which a projection writes.
   static TensorView blhd(const float* data, std::int64_t batch, std::int64_t length, std::int64_t heads, std::int64_t dim);
 
-  bool empty() const noexcept { return data == nullptr && rank == 0; }   // no tensor given, as opposed to one with a size of 0
+  bool empty() const noexcept { return data == nullptr && rank == 0; }  // no tensor given, as opposed to one with a size of 0
   std::int64_t element_count() const noexcept;
-  std::string describe() const;   // "f32[2, 12, 128, 64] strides [...]": for messages
+  std::string describe() const;  // "f32[2, 12, 128, 64] strides [...]": for messages
 };
 
 }  // namespace polyhead

@@ -25,12 +25,12 @@ POLYHEAD_EXPORT void layer_norm(const Runtime& runtime, const TensorView& x, con
                                 double epsilon, const TensorView& y);
 
 enum class NormPlacement : std::uint8_t {
-  post = 0,   // x = norm(x + sublayer(x)): BERT, the original Transformer
-  pre = 1,    // x = x + sublayer(norm(x)): GPT-2, ViT
+  post = 0,  // x = norm(x + sublayer(x)): BERT, the original Transformer
+  pre = 1,   // x = x + sublayer(norm(x)): GPT-2, ViT
 };
 
 struct EncoderBlockSpec {
-  MultiHeadAttentionSpec attention;   // self-attention; the mask may hold key lengths, causal and window parts
+  MultiHeadAttentionSpec attention;  // self-attention; the mask may hold key lengths, causal and window parts
   std::int64_t feed_forward_dim = 0;
   ActivationKind activation = ActivationKind::gelu_erf;
   NormPlacement norm = NormPlacement::post;
@@ -39,15 +39,17 @@ struct EncoderBlockSpec {
 
 struct EncoderBlockWeights {
   MultiHeadAttentionWeights attention;
-  TensorView attention_norm_gamma{}, attention_norm_beta{};   // [d_model]
-  TensorView feed_forward_in{};         // [feed_forward_dim, d_model]
-  TensorView feed_forward_in_bias{};    // [feed_forward_dim] or empty
-  TensorView feed_forward_out{};        // [d_model, feed_forward_dim]
-  TensorView feed_forward_out_bias{};   // [d_model] or empty
+  TensorView attention_norm_gamma{}, attention_norm_beta{};  // [d_model]
+  TensorView feed_forward_in{};                              // [feed_forward_dim, d_model]
+  TensorView feed_forward_in_bias{};                         // [feed_forward_dim] or empty
+  TensorView feed_forward_out{};                             // [d_model, feed_forward_dim]
+  TensorView feed_forward_out_bias{};                        // [d_model] or empty
   TensorView feed_forward_norm_gamma{}, feed_forward_norm_beta{};
 };
 
-namespace detail { class EncoderState; }
+namespace detail {
+class EncoderState;
+}
 
 // A stack of encoder blocks that runs as one task graph over a batch of sequences.
 class POLYHEAD_EXPORT Encoder {

@@ -19,22 +19,22 @@ namespace polyhead::simd {
 
 // One batch item and kv head. Strides are in bytes and may be 0 or negative; head_dim and value_dim elements are contiguous.
 struct AttentionF32Args {
-  const float* query = nullptr;           // row r at query + t * query_stride + g * query_head_stride
+  const float* query = nullptr;  // row r at query + t * query_stride + g * query_head_stride
   std::ptrdiff_t query_stride = 0;
   std::ptrdiff_t query_head_stride = 0;
-  const float* key = nullptr;             // key s at key + s * key_stride
+  const float* key = nullptr;  // key s at key + s * key_stride
   std::ptrdiff_t key_stride = 0;
   const float* value = nullptr;
   std::ptrdiff_t value_stride = 0;
 
-  std::int64_t group = 1;                 // query heads that share this kv head
-  std::int64_t row_begin = 0;             // rows [row_begin, row_end) of query_length * group
+  std::int64_t group = 1;      // query heads that share this kv head
+  std::int64_t row_begin = 0;  // rows [row_begin, row_end) of query_length * group
   std::int64_t row_end = 0;
-  std::int64_t key_begin = 0;             // keys [key_begin, key_end); key_begin is a multiple of key_block
-  std::int64_t key_end = 0;               // at most the batch item's key length; what lies beyond is never read
+  std::int64_t key_begin = 0;  // keys [key_begin, key_end); key_begin is a multiple of key_block
+  std::int64_t key_end = 0;    // at most the batch item's key length; what lies beyond is never read
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;
-  double scale = 1.0;                     // natural-log units; any finite number
+  double scale = 1.0;  // natural-log units; any finite number
 
   // Query t may see the keys s with t + visible_begin <= s < t + visible_end. unbounded_begin / unbounded_end: no limit.
   static constexpr std::int64_t unbounded_begin = -(std::int64_t{1} << 62);
@@ -42,11 +42,11 @@ struct AttentionF32Args {
   std::int64_t visible_begin = unbounded_begin;
   std::int64_t visible_end = unbounded_end;
 
-  const std::uint8_t* boolean_mask = nullptr;   // byte at + t * stride + g * head_stride + s * key_stride; 0 excludes
+  const std::uint8_t* boolean_mask = nullptr;  // byte at + t * stride + g * head_stride + s * key_stride; 0 excludes
   std::ptrdiff_t mask_stride = 0;
   std::ptrdiff_t mask_head_stride = 0;
   std::ptrdiff_t mask_key_stride = 0;
-  const float* bias = nullptr;                  // likewise; added after scaling; -inf excludes, any finite value is arithmetic
+  const float* bias = nullptr;  // likewise; added after scaling; -inf excludes, any finite value is arithmetic
   std::ptrdiff_t bias_stride = 0;
   std::ptrdiff_t bias_head_stride = 0;
   std::ptrdiff_t bias_key_stride = 0;
@@ -56,7 +56,7 @@ struct AttentionF32Args {
   float* out = nullptr;
   std::ptrdiff_t out_stride = 0;
   std::ptrdiff_t out_head_stride = 0;
-  float* lse = nullptr;                   // nullptr: not wanted
+  float* lse = nullptr;  // nullptr: not wanted
   std::ptrdiff_t lse_stride = 0;
   std::ptrdiff_t lse_head_stride = 0;
 
@@ -64,7 +64,7 @@ struct AttentionF32Args {
   // unnormalised sums, then the shift m (log2 units, lowest float where no key was seen) and the denominator l.
   float* partial = nullptr;
 
-  void* scratch = nullptr;                // AttentionKernel::scratch_bytes(...) bytes, 64-byte aligned, contents arbitrary
+  void* scratch = nullptr;  // AttentionKernel::scratch_bytes(...) bytes, 64-byte aligned, contents arbitrary
 };
 
 // Brings the partial results of key ranges together, always in ascending order of keys.
@@ -80,9 +80,9 @@ struct MergeF32Args {
 };
 
 struct AttentionKernel {
-  const char* name;                       // "attention_f32_avx2"
-  std::int32_t row_block;                 // rows that fill the kernel's registers; cut work at multiples of it
-  std::int32_t key_block;                 // keys a block
+  const char* name;        // "attention_f32_avx2"
+  std::int32_t row_block;  // rows that fill the kernel's registers; cut work at multiples of it
+  std::int32_t key_block;  // keys a block
   // Enough for any row and key range with at most key_count keys.
   std::size_t (*scratch_bytes)(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count);
   void (*run)(const AttentionF32Args& args);

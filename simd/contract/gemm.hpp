@@ -13,33 +13,33 @@ namespace polyhead::simd {
 enum class Activation : std::uint8_t { none = 0, relu = 1, gelu_erf = 2, gelu_tanh = 3 };
 
 struct PackF32Args {
-  const float* weight = nullptr;          // W[n][k] at weight + n * n_stride + k * k_stride (bytes)
+  const float* weight = nullptr;  // W[n][k] at weight + n * n_stride + k * k_stride (bytes)
   std::ptrdiff_t n_stride = 0;
   std::ptrdiff_t k_stride = 0;
-  std::int64_t n = 0;                     // output features
-  std::int64_t k = 0;                     // input features
-  float* packed = nullptr;                // GemmKernel::packed_bytes(n, k) bytes, 64-byte aligned
+  std::int64_t n = 0;       // output features
+  std::int64_t k = 0;       // input features
+  float* packed = nullptr;  // GemmKernel::packed_bytes(n, k) bytes, 64-byte aligned
 };
 
 struct GemmF32Args {
-  const float* a = nullptr;               // A[m][k], rows a_stride bytes apart, k contiguous
+  const float* a = nullptr;  // A[m][k], rows a_stride bytes apart, k contiguous
   std::ptrdiff_t a_stride = 0;
-  const float* packed = nullptr;          // the whole packed W, made by this kernel's pack for the same n and k
-  const float* bias = nullptr;            // [n] or nullptr
-  const float* residual = nullptr;        // [m][n] added after the activation, or nullptr; may be c itself
+  const float* packed = nullptr;    // the whole packed W, made by this kernel's pack for the same n and k
+  const float* bias = nullptr;      // [n] or nullptr
+  const float* residual = nullptr;  // [m][n] added after the activation, or nullptr; may be c itself
   std::ptrdiff_t residual_stride = 0;
-  float* c = nullptr;                     // C[m][n], rows c_stride bytes apart; only columns [n_begin, n_end) are written
+  float* c = nullptr;  // C[m][n], rows c_stride bytes apart; only columns [n_begin, n_end) are written
   std::ptrdiff_t c_stride = 0;
   std::int64_t m = 0, n = 0, k = 0;
-  std::int64_t n_begin = 0;               // multiple of panel_width
-  std::int64_t n_end = 0;                 // multiple of panel_width, or n
+  std::int64_t n_begin = 0;  // multiple of panel_width
+  std::int64_t n_end = 0;    // multiple of panel_width, or n
   Activation activation = Activation::none;
 };
 
 struct GemmKernel {
-  const char* name;                       // "gemm_f32_avx2"
-  std::int32_t panel_width;               // columns of one packed panel
-  std::int32_t row_tile;                  // rows of one register tile: cut m at multiples of it where there is a choice
+  const char* name;          // "gemm_f32_avx2"
+  std::int32_t panel_width;  // columns of one packed panel
+  std::int32_t row_tile;     // rows of one register tile: cut m at multiples of it where there is a choice
   std::size_t (*packed_bytes)(std::int64_t n, std::int64_t k);
   void (*pack)(const PackF32Args& args);
   void (*run)(const GemmF32Args& args);

@@ -13,13 +13,13 @@ namespace polyhead::simd {
 // residual: x is replaced by x + residual first. y may be x.
 struct LayerNormF32Args {
   const float* x = nullptr;
-  std::ptrdiff_t x_stride = 0;            // bytes between rows
-  const float* residual = nullptr;        // or nullptr
+  std::ptrdiff_t x_stride = 0;      // bytes between rows
+  const float* residual = nullptr;  // or nullptr
   std::ptrdiff_t residual_stride = 0;
   float* y = nullptr;
   std::ptrdiff_t y_stride = 0;
-  const float* gamma = nullptr;           // [dim] or nullptr for 1
-  const float* beta = nullptr;            // [dim] or nullptr for 0
+  const float* gamma = nullptr;  // [dim] or nullptr for 1
+  const float* beta = nullptr;   // [dim] or nullptr for 0
   std::int64_t rows = 0;
   std::int64_t dim = 0;
   double epsilon = 1e-5;
@@ -44,8 +44,17 @@ struct ActivationF32Args {
   Activation activation = Activation::none;
 };
 
-struct LayerNormKernel { const char* name; void (*run)(const LayerNormF32Args& args); };
-struct SoftmaxKernel { const char* name; void (*run)(const SoftmaxF32Args& args); };
-struct ActivationKernel { const char* name; void (*run)(const ActivationF32Args& args); };
+struct LayerNormKernel {
+  const char* name;
+  void (*run)(const LayerNormF32Args& args);
+};
+struct SoftmaxKernel {
+  const char* name;
+  void (*run)(const SoftmaxF32Args& args);
+};
+struct ActivationKernel {
+  const char* name;
+  void (*run)(const ActivationF32Args& args);
+};
 
 }  // namespace polyhead::simd

@@ -41,7 +41,9 @@ HWY_INLINE Floats MaxDroppingNaN(FloatTag df, Floats x, Floats clean) {
 }
 
 // Asks for a cache line. It never faults, so the address may lie beyond the operand.
-HWY_INLINE void PrefetchLine(const void* address) { __builtin_prefetch(address, 0, 3); }
+HWY_INLINE void PrefetchLine(const void* address) {
+  __builtin_prefetch(address, 0, 3);
+}
 
 // Moves a pointer by a stride in bytes.
 template <class T>

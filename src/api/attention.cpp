@@ -135,15 +135,11 @@ class AttentionPlanState {
     operands.shape = shape;
     operands.mask = spec_.mask;
     operands.scale = scale_of(spec_);
-    const api::ScoreOperands scores =
+    operands.scores =
         api::read_mask_inputs(spec_.mask, mask_inputs(inputs), {shape.batch, shape.heads, shape.query_length, shape.key_length},
                               lease.key_lengths(), lease.offsets());
     if (spec_.mask.has_key_lengths) operands.key_lengths = lease.key_lengths();
     if (spec_.mask.has_offsets) operands.offsets = lease.offsets();
-    operands.boolean_mask = scores.boolean_mask;
-    operands.bias = scores.bias;
-    std::copy(std::begin(scores.mask_strides), std::end(scores.mask_strides), operands.mask_strides);
-    std::copy(std::begin(scores.bias_strides), std::end(scores.bias_strides), operands.bias_strides);
     check_outputs(inputs);
     if (options.cancel && options.cancel->load(std::memory_order_relaxed))
       throw Error(ErrorCode::cancelled, "cancelled by the caller");

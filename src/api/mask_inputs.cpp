@@ -13,8 +13,8 @@ void check_mask_given(const Mask& mask, const MaskInputs& inputs) {
   check_given("bias", inputs.bias, mask.has_bias, "bias");
 }
 
-ScoreOperands read_mask_inputs(const Mask& mask, const MaskInputs& inputs, const ScoreShape& shape, std::int64_t* key_lengths,
-                               std::int64_t* offsets) {
+plan::ScoreOperands read_mask_inputs(const Mask& mask, const MaskInputs& inputs, const ScoreShape& shape,
+                                     std::int64_t* key_lengths, std::int64_t* offsets) {
   if (mask.has_key_lengths) {
     read_integers("key_lengths", inputs.key_lengths, shape.batch, 0, shape.key_length, key_lengths);
   }
@@ -22,7 +22,7 @@ ScoreOperands read_mask_inputs(const Mask& mask, const MaskInputs& inputs, const
     constexpr std::int64_t far = std::int64_t{1} << 60;  // beyond any key, and far from overflow
     read_integers("offsets", inputs.offsets, shape.batch, -far, far, offsets);
   }
-  ScoreOperands operands;
+  plan::ScoreOperands operands;
   const std::int64_t scores[4] = {shape.batch, shape.heads, shape.query_length, shape.key_length};
   if (mask.has_boolean) {
     const TensorView& view = inputs.boolean_mask;

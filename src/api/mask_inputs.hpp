@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "plan/attention_work.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/tensor.hpp"
 
@@ -20,19 +21,12 @@ struct ScoreShape {
   std::int64_t batch, heads, query_length, key_length;
 };
 
-// The boolean mask and the bias broadcast over the scores: strides in bytes, null where the mask has no such part.
-struct ScoreOperands {
-  const std::uint8_t* boolean_mask = nullptr;
-  const float* bias = nullptr;
-  std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
-};
-
 // Each tensor is given exactly when the mask has its part.
 void check_mask_given(const Mask& mask, const MaskInputs& inputs);
 
 // Checks and reads them. key_lengths and offsets have room for [batch] where the mask has that part, else they may be null.
-ScoreOperands read_mask_inputs(const Mask& mask, const MaskInputs& inputs, const ScoreShape& shape, std::int64_t* key_lengths,
-                               std::int64_t* offsets);
+plan::ScoreOperands read_mask_inputs(const Mask& mask, const MaskInputs& inputs, const ScoreShape& shape,
+                                     std::int64_t* key_lengths, std::int64_t* offsets);
 
 // Refuses an output that overlaps one of them.
 void check_no_overlap(const char* output_name, const TensorView& output, const MaskInputs& inputs);

@@ -29,9 +29,12 @@ layer::ProjectedAttentionShape shape_of(const MultiHeadAttentionSpec& spec) {
 layer::ProjectedAttentionWeights pack(const MultiHeadAttentionSpec& spec, const MultiHeadAttentionWeights& weights,
                                       const simd::GemmKernel& gemm) {
   api::check_weights("MultiHeadAttentionWeights.", spec, weights);
-  return {layer::Linear(gemm, {{weights.query, weights.query_bias}}), layer::Linear(gemm, {{weights.key, weights.key_bias}}),
-          layer::Linear(gemm, {{weights.value, weights.value_bias}}),
-          layer::Linear(gemm, {{weights.output, weights.output_bias}})};
+  layer::ProjectedAttentionWeights packed;
+  packed.packed = layer::pack_together(gemm, {{&packed.query, {{weights.query, weights.query_bias}}},
+                                              {&packed.key, {{weights.key, weights.key_bias}}},
+                                              {&packed.value, {{weights.value, weights.value_bias}}},
+                                              {&packed.output, {{weights.output, weights.output_bias}}}});
+  return packed;
 }
 
 layer::Tokens tokens_of(const TensorView& view) {
@@ -91,13 +94,9 @@ class MultiHeadAttentionState {
     const auto batch = static_cast<std::size_t>(operands.batch);
     if (spec_.mask.has_key_lengths) lease->key_lengths.resize(batch);
     if (spec_.mask.has_offsets) lease->offsets.resize(batch);
-    const api::ScoreOperands scores = api::read_mask_inputs(
-        spec_.mask, mask_inputs, {operands.batch, spec_.heads, operands.query_length, operands.key_length},
-        lease->key_lengths.data(), lease->offsets.data());
-    operands.boolean_mask = scores.boolean_mask;
-    operands.bias = scores.bias;
-    std::copy(std::begin(scores.mask_strides), std::end(scores.mask_strides), operands.mask_strides);
-    std::copy(std::begin(scores.bias_strides), std::end(scores.bias_strides), operands.bias_strides);
+    operands.scores = api::read_mask_inputs(spec_.mask, mask_inputs,
+                                            {operands.batch, spec_.heads, operands.query_length, operands.key_length},
+                                            lease->key_lengths.data(), lease->offsets.data());
     api::check_output("out", inputs.out);
     api::check_no_overlap("out", inputs.out, "query", inputs.query);
     api::check_no_overlap("out", inputs.out, "key", inputs.key);

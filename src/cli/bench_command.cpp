@@ -3,207 +3,330 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
-#include <ctime>
-#include <fstream>
+#include <charconv>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
 
+#include "bench_group.hpp"
+#include "bench_interrupt.hpp"
+#include "bench_results.hpp"
+#include "bench_selection.hpp"
+#include "bench_table.hpp"
+#include "bench_terminal.hpp"
 #include "command.hpp"
 #include "dispatch/cpu_features.hpp"
+#include "dispatch/kernel_table.hpp"
 #include "polyhead/version.hpp"
-#include "support/attention_case.hpp"
-#include "support/workload.hpp"
+#include "support/plugin.hpp"
 
 namespace polyhead::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 struct Options {
-  RuntimeChoice runtime;
-  std::vector<std::string> names;
-  std::vector<std::string> shapes;
+  std::vector<std::string> patterns, shapes, plugins;
+  std::string isas, threads, dtype = "f32";
   std::string causal, window, json_path;
-  bool padded = false, list = false;
+  bool is_causal = false, key_lengths = false, list = false, roofline = false;
   double min_time = 0.5;
+  int repetitions = 1;
 };
 
-struct Timing {
-  double median = 0, minimum = 0, cpu = 0;  // seconds a run: wall, wall, and processor time of all threads
-  std::int64_t runs = 0;
-};
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> parts;
+  std::istringstream stream(list);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
 }
 
-// Wall time, since work is done on several threads. A sample is as many runs as take 20 us, so that reading the clock does not
-// count in short ones.
-Timing measure(const bench::AttentionCase& attention, double min_time) {
-  attention.run();
-  const Clock::time_point first = Clock::now();
-  attention.run();
-  const int runs_a_sample = std::clamp(static_cast<int>(20e-6 / std::max(seconds_since(first), 1e-9)), 1, 1000);
-  std::vector<double> samples;
-  const std::clock_t cpu_start = std::clock();
-  const Clock::time_point start = Clock::now();
-  do {
-    const Clock::time_point sample_start = Clock::now();
-    for (int run = 0; run < runs_a_sample; ++run) attention.run();
-    samples.push_back(seconds_since(sample_start) / runs_a_sample);
-  } while (seconds_since(start) < min_time || samples.size() < 3);
-  Timing timing;
-  timing.runs = static_cast<std::int64_t>(samples.size()) * runs_a_sample;
-  timing.cpu = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC / static_cast<double>(timing.runs);
-  std::sort(samples.begin(), samples.end());
-  timing.minimum = samples.front();
-  timing.median = samples[samples.size() / 2];
-  return timing;
+template <typename Value>
+void add_once(std::vector<Value>& values, Value value) {
+  if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
 }
 
-std::vector<bench::AttentionWorkload> chosen_workloads(const Options& options) {
-  std::vector<bench::AttentionWorkload> chosen;
-  for (const std::string& wanted : options.names) {
-    if (wanted == "all") {
-      chosen.insert(chosen.end(), bench::attention_workloads().begin(), bench::attention_workloads().end());
-    } else if (const bench::AttentionWorkload* workload = bench::find_attention_workload(wanted)) {
-      chosen.push_back(*workload);
-    } else {
-      throw UsageError(fmt::format("no workload is called '{}'; polyhead bench --list names them", wanted));
+std::vector<Isa> chosen_isas(const std::string& list) {
+  const std::vector<Isa> available = available_isas();
+  if (list == "all") return {available.rbegin(), available.rend()};  // the best one first: ratios are to it
+  std::vector<Isa> isas;
+  for (const std::string& wanted : split(list)) {
+    const Isa isa = parse_isa(wanted);
+    if (std::find(available.begin(), available.end(), isa) == available.end()) {
+      std::vector<std::string> names;
+      for (const Isa other : available) names.emplace_back(name(other));
+      throw UsageError(fmt::format("--isa: {} is not available here; {} are", wanted, fmt::join(names, ", ")));
     }
+    add_once(isas, isa);
   }
-  for (const std::string& shape : options.shapes) {
-    bench::AttentionWorkload workload;
-    try {
-      workload = bench::parse_shape(shape);
-    } catch (const Error& error) {
-      throw UsageError(error.what());
+  if (isas.empty()) isas.push_back(default_isa());
+  return isas;
+}
+
+std::vector<int> chosen_threads(const std::string& list) {
+  const int all = Runtime().threads();
+  if (list == "all") {
+    std::vector<int> counts{1};
+    add_once(counts, all);
+    return counts;
+  }
+  std::vector<int> counts;
+  for (const std::string& part : split(list)) {
+    int count = 0;
+    const char* const last = part.data() + part.size();
+    const auto [end, error] = std::from_chars(part.data(), last, count);
+    if (error != std::errc() || end != last || count < 0 || count > 4096) {
+      throw UsageError(fmt::format("--threads: '{}' is not a number of threads from 0 to 4096, or all", part));
     }
-    workload.causal = parse_causal(options.causal);
-    const Mask window = parse_window(options.window);
-    workload.window_left = window.window_left;
-    workload.window_right = window.window_right;
-    workload.padded = options.padded;
-    chosen.push_back(workload);
+    add_once(counts, count == 0 ? all : count);
   }
-  if (options.shapes.empty() && (!options.causal.empty() || !options.window.empty() || options.padded)) {
+  if (counts.empty()) counts.push_back(all);
+  return counts;
+}
+
+// Data types that attention has kernels for, by the names of the kernel table.
+void check_dtype(const std::string& wanted) {
+  const std::string kind = "attention_";
+  std::vector<std::string> built;
+  for (const dispatch::KernelRow& row : dispatch::kernel_rows()) {
+    const std::string name = row.kind;
+    if (name.rfind(kind, 0) == 0) add_once(built, name.substr(kind.size()));
+  }
+  if (std::find(built.begin(), built.end(), wanted) == built.end()) {
+    throw UsageError(
+        fmt::format("--dtype: this build has no attention kernels for '{}'; it has {}", wanted, fmt::join(built, ", ")));
+  }
+}
+
+std::vector<BenchWorkload> chosen_workloads(const Options& options) {
+  check_dtype(options.dtype);
+  const bool without_value = options.causal.empty() || options.causal == "true";  // what --causal alone leaves
+  const Causal causal = !options.is_causal ? Causal::none : without_value ? Causal::top_left : parse_causal(options.causal);
+  const Mask window = parse_window(options.window);
+  if (options.shapes.empty() && (options.is_causal || !options.window.empty() || options.key_lengths)) {
     throw UsageError("--causal, --window and --key-lengths belong to --shape; a named workload has its own mask");
   }
-  if (chosen.empty()) throw UsageError("name a workload (or all), or give --shape; polyhead bench --list shows the names");
+  std::vector<BenchWorkload> chosen = select_workloads(options.patterns);
+  for (const std::string& shape : options.shapes) {
+    BenchWorkload workload = workload_of_shape(shape, causal, window, options.key_lengths);
+    const auto same = [&](const BenchWorkload& other) { return other.name == workload.name; };
+    if (std::none_of(chosen.begin(), chosen.end(), same)) chosen.push_back(std::move(workload));
+  }
+  if (chosen.empty()) {
+    throw UsageError(
+        "name a workload, a pattern such as 'bert-*', or all, or give --shape; polyhead bench --list shows the names");
+  }
   return chosen;
 }
 
-void list_workloads() {
-  for (const bench::AttentionWorkload& workload : bench::attention_workloads())
-    fmt::print("{:<15} {}\n", workload.name, workload.describe());
+void list_workloads(const Options& options) {
+  const std::vector<BenchWorkload> workloads =
+      options.patterns.empty() ? named_workloads() : select_workloads(options.patterns);
+  if (!options.json_path.empty()) return write_json(options.json_path, describe_workloads(workloads));
+  std::size_t width = 0;
+  for (const BenchWorkload& workload : workloads) width = std::max(width, workload.label.size());
+  for (const BenchWorkload& workload : workloads) fmt::print("{:<{}}  {}\n", workload.label, width, workload.describe());
 }
 
-nlohmann::ordered_json json_context(const Runtime& runtime) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char date[32];
-  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S+00:00", &utc);
-  nlohmann::ordered_json context;
-  context["date"] = date;
-  context["executable"] = "polyhead bench";
-  context["num_cpus"] = runtime.threads();
-  context["cpu"] = dispatch::cpu_features().brand;
-  context["isa"] = name(runtime.isa());
-  context["polyhead_version"] = POLYHEAD_VERSION_STRING;
-#ifdef NDEBUG
-  context["library_build_type"] = "release";
-#else
-  context["library_build_type"] = "debug";
-#endif
-  return context;
+BenchTable make_table(const std::vector<BenchWorkload>& workloads, const std::vector<Isa>& isas,
+                      const std::vector<bench::PluginEngine>& plugins, const Options& options) {
+  BenchTable::Layout layout;
+  for (const BenchWorkload& workload : workloads) {
+    layout.labels.push_back(workload.label);
+    layout.shapes.push_back(workload.describe());
+  }
+  for (const Isa isa : isas) layout.engines.emplace_back(name(isa));
+  for (const bench::PluginEngine& plugin : plugins) layout.engines.push_back(plugin.name);
+  layout.ratios = isas.size() + plugins.size() > 1;
+  layout.bounds = options.roofline;
+  layout.width = terminal_width(stdout);
+  return BenchTable(layout);
 }
+
+// The repetitions of one benchmark as one row of the table: medians, the least minimum, and how far the medians lie apart.
+BenchRow summary(std::vector<BenchRow> repetitions) {
+  for (const BenchRow& row : repetitions) {
+    if (row.state != BenchRow::State::timed) return row;
+  }
+  if (repetitions.size() == 1) return repetitions.front();
+  std::sort(repetitions.begin(), repetitions.end(),
+            [](const BenchRow& a, const BenchRow& b) { return a.timing.median < b.timing.median; });
+  BenchRow row = repetitions[repetitions.size() / 2];
+  for (const BenchRow& other : repetitions) row.timing.minimum = std::min(row.timing.minimum, other.timing.minimum);
+  row.timing.spread = (repetitions.back().timing.median - repetitions.front().timing.median) / 2 / row.timing.median;
+  return row;
+}
+
+class Session {
+ public:
+  explicit Session(const Options& options)
+      : options_(options),
+        workloads_(chosen_workloads(options)),
+        isas_(chosen_isas(options.isas)),
+        threads_(chosen_threads(options.threads)),
+        results_(options.json_path),
+        plugins_(load_plugins()),
+        table_(make_table(workloads_, isas_, plugins_, options)),
+        quiet_(options.json_path == "-") {
+    results_.set_context(isas_.front(), plugins_);
+    if (options.roofline) roofline_.emplace();
+  }
+
+  void run() {
+    const InterruptWatch watch;
+    print_head();
+    const std::size_t groups = workloads_.size() * threads_.size();
+    std::size_t done = 0;
+    for (const BenchWorkload& workload : workloads_) {
+      for (const int threads : threads_) {
+        const double before = static_cast<double>(done) / static_cast<double>(groups);
+        if (!run_group(workload, threads, before, 1.0 / static_cast<double>(groups))) {
+          bar_.clear();
+          results_.finish();
+          fmt::print(stderr, "polyhead: interrupted after {} of {} workloads\n", done, groups);
+          InterruptWatch::give_way();
+        }
+        ++done;
+      }
+    }
+    bar_.clear();
+    results_.finish();
+    if (!wrong_.empty()) throw std::runtime_error(fmt::format("wrong results: {}", fmt::join(wrong_, ", ")));
+  }
+
+ private:
+  std::vector<bench::PluginEngine> load_plugins() const {
+    const auto is_attention = [](const BenchWorkload& workload) { return workload.is_attention; };
+    if (!options_.plugins.empty() && std::none_of(workloads_.begin(), workloads_.end(), is_attention))
+      throw UsageError("--plugin: a plugin serves attention, and none of the workloads is attention");
+    return bench::load_plugins(options_.plugins);
+  }
+
+  // False after an interruption.
+  bool run_group(const BenchWorkload& workload, int threads, double share_before, double share) {
+    const std::string what = fmt::format("{}, {} thread{}", workload.label, threads, threads == 1 ? "" : "s");
+    bar_.show(share_before, what);
+    BenchGroup group(workload, threads, isas_, plugins_);
+    std::vector<std::vector<BenchRow>> repetitions(group.rows().size());
+    bool complete = true;
+    for (int repetition = 0; repetition < options_.repetitions && complete; ++repetition) {
+      MeasureOptions measure;
+      measure.min_time = options_.min_time;
+      measure.pause = threads > 1 && group.rows().size() > 1;
+      measure.stop = [] { return InterruptWatch::requested(); };
+      measure.progress = [&](double done) {
+        bar_.show(share_before + share * (repetition + done) / options_.repetitions, what);
+      };
+      complete = !InterruptWatch::requested() && group.measure(measure, roofline_ ? &*roofline_ : nullptr);
+      if (!complete) break;
+      for (std::size_t i = 0; i < group.rows().size(); ++i) {
+        results_.add(group.rows()[i], repetition, options_.repetitions);
+        repetitions[i].push_back(group.rows()[i]);
+      }
+    }
+    for (std::vector<BenchRow>& rows : repetitions) {
+      if (!rows.empty()) show(summary(std::move(rows)));
+    }
+    return complete;
+  }
+
+  void print_head() const {
+    if (quiet_) return;
+    fmt::print("polyhead {}, {}\n", POLYHEAD_VERSION_STRING, dispatch::cpu_features().brand);
+    if (isas_.size() + plugins_.size() > 1) fmt::print("ratio: time relative to {}, measured in turn\n", name(isas_.front()));
+    fmt::print("{}\n", table_.header());
+    std::fflush(stdout);
+  }
+
+  void show(const BenchRow& row) {
+    if (row.state == BenchRow::State::wrong) wrong_.push_back(fmt::format("{} by {}", row.label, row.engine));
+    if (quiet_) return;
+    bar_.clear();
+    fmt::print("{}\n", table_.line(row));
+    std::fflush(stdout);
+  }
+
+  const Options& options_;
+  std::vector<BenchWorkload> workloads_;
+  std::vector<Isa> isas_;
+  std::vector<int> threads_;
+  BenchResults results_;
+  std::vector<bench::PluginEngine> plugins_;
+  BenchTable table_;
+  bool quiet_;  // standard output belongs to the JSON
+  std::optional<bench::Roofline> roofline_;
+  ProgressBar bar_;
+  std::vector<std::string> wrong_;
+};
 
 void run_bench(const Options& options) {
-  if (options.list) return list_workloads();
-  const std::vector<bench::AttentionWorkload> chosen = chosen_workloads(options);
-  const Runtime runtime = options.runtime.make();
-  nlohmann::ordered_json document;
-  document["context"] = json_context(runtime);
-  document["benchmarks"] = nlohmann::ordered_json::array();
-  fmt::print("{}, {} thread{}\n", name(runtime.isa()), runtime.threads(), runtime.threads() == 1 ? "" : "s");
-  fmt::print("{:<15} {:>11} {:>11} {:>9} {:>7} {:>9}  {}\n", "workload", "median ms", "minimum ms", "GFLOP/s", "GB/s", "error",
-             "shape");
-  std::vector<std::string> wrong;
-  for (const bench::AttentionWorkload& workload : chosen) {
-    bench::AttentionCase attention(workload, runtime);
-    const bench::Check check = attention.check();
-    const bool by_shape = bench::find_attention_workload(workload.name) == nullptr;
-    const std::string label = by_shape ? "shape" : workload.name;
-    nlohmann::ordered_json entry;
-    entry["name"] = fmt::format("attention/{}/{}/threads:{}", workload.name, name(runtime.isa()), runtime.threads());
-    entry["run_name"] = entry["name"];
-    entry["run_type"] = "iteration";
-    if (!check.passed()) {
-      wrong.push_back(label);
-      fmt::print("{:<15} wrong, so not timed: {}  {}\n", label, check.describe(), workload.describe());
-      entry["error_occurred"] = true;
-      entry["error_message"] = check.describe();
-      document["benchmarks"].push_back(entry);
-      continue;
-    }
-    const Timing timing = measure(attention, options.min_time);
-    const double gflops = attention.flops() / timing.median * 1e-9, gigabytes = attention.bytes() / timing.median * 1e-9;
-    fmt::print("{:<15} {:>11.4f} {:>11.4f} {:>9.1f} {:>7.1f} {:>9.1e}  {}\n", label, timing.median * 1e3, timing.minimum * 1e3,
-               gflops, gigabytes, check.error, workload.describe());
-    entry["iterations"] = timing.runs;
-    entry["threads"] = 1;  // Google Benchmark's own threads; ours are in the name
-    entry["real_time"] = timing.median * 1e3;
-    entry["cpu_time"] = timing.cpu * 1e3;
-    entry["time_unit"] = "ms";
-    entry["min_ms"] = timing.minimum * 1e3;
-    entry["GFLOP/s"] = gflops;
-    entry["GB/s"] = gigabytes;
-    entry["error"] = check.error;
-    document["benchmarks"].push_back(entry);
-  }
-  if (!options.json_path.empty()) {
-    std::ofstream file(options.json_path);
-    file << document.dump(1) << '\n';
-    file.close();
-    if (!file) throw std::runtime_error(fmt::format("{}: cannot be written", options.json_path));
-  }
-  if (!wrong.empty()) throw std::runtime_error(fmt::format("wrong results: {}", fmt::join(wrong, ", ")));
+  if (options.list) return list_workloads(options);
+  Session(options).run();
 }
 
 }  // namespace
 
 Command add_bench(CLI::App& parent) {
   auto options = std::make_shared<Options>();
-  CLI::App* const app = parent.add_subcommand("bench", "Time attention on named workloads or on any shape");
-  app->add_option("workload", options->names, "Names of workloads, or all")->type_name("NAME");
+  CLI::App* const app =
+      parent.add_subcommand("bench", "Time attention, layers and your own kernels on named workloads or any shape");
+  app->add_option("workload", options->patterns, "Names of workloads or patterns of them: bert-512, 'bert-*', 'layer/*', all")
+      ->type_name("NAME");
   app->add_option("--shape", options->shapes,
-                  "Sizes b,h,g,t,s,d,e: batch (1), query heads (1), key/value heads (h), query length, key length (t), head "
-                  "size, value size (d)")
-      ->type_name("SIZES")
-      ->take_all();
-  app->add_option("--causal", options->causal, "For --shape: top-left or bottom-right")->type_name("WHERE");
+                  "Attention of sizes b,h,g,t,s,d,e: batch (1), query heads (1), key/value heads (h), query length, key length "
+                  "(t), head size, value size (d)")
+      ->allow_extra_args(false)
+      ->type_name("SIZES");
+  CLI::Option* const causal =
+      app->add_option("--causal", options->causal, "For --shape: top-left (what --causal alone means) or bottom-right")
+          ->expected(0, 1)
+          ->type_name("[WHERE]");
   app->add_option("--window", options->window, "For --shape: LEFT,RIGHT keys around the diagonal; -1 for no limit")
       ->type_name("L,R");
-  app->add_flag("--key-lengths", options->padded, "For --shape: key lengths differ over the batch, s - (7 i mod s/2)");
-  app->add_flag("--list", options->list, "List the named workloads");
-  app->add_option("--min-time", options->min_time, "Seconds to measure each workload for (0.5)")
+  app->add_flag("--key-lengths", options->key_lengths, "For --shape: key lengths differ over the batch, s - (7 i mod s/2)");
+  app->add_option("--dtype", options->dtype, "Data type of the operands (f32)")->type_name("NAME");
+  app->add_option("--isa", options->isas, "Instruction sets, with commas between, or all (the best one)")->type_name("NAMES");
+  app->add_option("--threads", options->threads,
+                  "Numbers of threads, with commas between; 0: as many as this process may use (0); all: 1 and 0")
+      ->type_name("NUMBERS");
+  app->add_option("--plugin", options->plugins,
+                  "Attention from a shared library, checked and timed beside ours; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("LIBRARY");
+  app->add_option("--min-time", options->min_time, "Seconds to measure each benchmark for (0.5)")
       ->check(CLI::Range(0.0, 3600.0))
       ->type_name("S");
-  app->add_option("--json", options->json_path, "Also write the results here, in Google Benchmark's schema")->type_name("FILE");
-  options->runtime.add_options(*app);
+  app->add_option("--repetitions", options->repetitions, "Measurements of each benchmark (1); the table shows their median")
+      ->check(CLI::Range(1, 10000))
+      ->type_name("N");
+  app->add_flag("--roofline", options->roofline,
+                "Measure beside each benchmark what bounds it, arithmetic or reading, and show the share that is reached");
+  app->add_flag("--list", options->list, "List the named workloads (with --json: as JSON), or those that the names fit");
+  app->add_option(
+         "--json", options->json_path,
+         "Write the results here too, in Google Benchmark's schema, after every row; -: on standard output instead of the "
+         "table")
+      ->type_name("FILE");
   app->footer(
-      "\nEach result is compared with float64 on sampled rows before it is timed; a wrong one is not timed and makes the\n"
-      "exit status 1. Times are wall time. GFLOP/s count 2 (d + e) for each pair of query and key that the mask allows, GB/s\n"
-      "reading query, key and value and writing the output once.\n"
+      "\nEach result is compared with float64 on sampled rows before it is timed; a wrong one is not timed. Several "
+      "instruction\n"
+      "sets and plugins are timed in turn, block by block on the same operands; ratio is time relative to the first "
+      "instruction\n"
+      "set, so that above 1 is slower. Times are wall time. +-% is half of the distance between the quartiles, with\n"
+      "--repetitions half of the range of their medians. GFLOP/s count 2 (d + e) for each pair of query and key that the mask\n"
+      "allows, and a layer's projections; GB/s reading every operand and writing the result once. On a terminal the table "
+      "leaves\n"
+      "out columns that do not fit.\n"
+      "\nExit status: 0 all right, 1 a wrong result or another failure, 2 wrong command line. Ctrl-C keeps what was measured.\n"
       "\nExamples:\n"
       "  polyhead bench --list\n"
-      "  polyhead bench bert-128 llama-prefill --threads 1 --isa avx2\n"
-      "  polyhead bench all --json results.json\n"
+      "  polyhead bench bert-128 'layer/minilm-*' --threads 1,2 --isa avx2\n"
+      "  polyhead bench 'decode-*' --roofline --repetitions 5 --json decode.json\n"
       "  polyhead bench --shape b=1,h=32,g=8,t=1,s=8192,d=128\n"
-      "  polyhead bench --shape b=4,h=8,t=1024,d=64 --causal bottom-right --window 255,0 --key-lengths");
-  return {app, [options] { run_bench(*options); }};
+      "  polyhead bench --shape b=4,h=8,t=1024,d=64 --causal bottom-right --window 255,0 --key-lengths\n"
+      "  polyhead bench bert-512 --plugin ./libmine.so");
+  return {app, [options, causal] {
+            options->is_causal = causal->count() > 0;
+            run_bench(*options);
+          }};
 }
 
 }  // namespace polyhead::cli

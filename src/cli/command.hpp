@@ -5,6 +5,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "polyhead/mask.hpp"
 #include "polyhead/runtime.hpp"
@@ -45,5 +46,8 @@ Command add_info(CLI::App& parent);
 Command add_run_attention(CLI::App& parent);
 Command add_run_layer(CLI::App& parent);
 Command add_bench(CLI::App& parent);
+// Commands that Python carries out (python/polyhead_perf); they get what stands after their name in `arguments` as it is, which
+// are the whole command line.
+std::vector<Command> add_perf(CLI::App& parent, std::vector<std::string> arguments);
 
 }  // namespace polyhead::cli

@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "command.hpp"
@@ -43,9 +44,12 @@ int main(int argc, char** argv) {
       "Examples:\n"
       "  polyhead info                                  what this machine has and which kernels serve it\n"
       "  polyhead bench bert-512 --threads 1            time a named workload, checked against float64 first\n"
+      "  polyhead compare --baseline old/polyhead-bench --candidate new/polyhead-bench\n"
+      "  polyhead report bench/results                  one HTML page from a folder of results\n"
       "  polyhead run attention --query q.npy --key k.npy --value v.npy --out o.npy --causal top-left\n"
       "  polyhead run layer --weights layer.safetensors --heads 12 --input x.npy --out y.npy\n"
-      "\nExit status: 0 done, 1 it failed, 2 the command line was wrong. Errors are one line on standard error.");
+      "\nExit status: 0 done, 1 it failed (compare: slower), 2 the command line was wrong (compare: could not tell). Errors "
+      "are one line on standard error.");
 
   std::vector<Command> commands;
   commands.push_back(add_info(app));
@@ -54,6 +58,7 @@ int main(int argc, char** argv) {
   commands.push_back(add_run_attention(*run));
   commands.push_back(add_run_layer(*run));
   commands.push_back(add_bench(app));
+  for (Command& command : add_perf(app, {argv, argv + argc})) commands.push_back(std::move(command));
 
   try {
     app.parse(argc, argv);

@@ -1,10 +1,5 @@
 #include "layer/encoder_weights.hpp"
 
-#include <utility>
-#include <vector>
-
-#include "layer/geometry.hpp"
-
 namespace polyhead::layer {
 
 simd::Activation activation_of(ActivationKind kind) {
@@ -40,23 +35,14 @@ EncoderShape encoder_shape(const EncoderBlockSpec& spec, double scale) {
 EncoderLayer pack_encoder_layer(const EncoderBlockWeights& weights, const simd::GemmKernel& kernel) {
   const MultiHeadAttentionWeights& attention = weights.attention;
   EncoderLayer layer;
-  const std::vector<Linear::Part> qkv = {
-      {attention.query, attention.query_bias}, {attention.key, attention.key_bias}, {attention.value, attention.value_bias}};
-  const std::vector<Linear::Part> out = {{attention.output, attention.output_bias}};
-  const std::vector<Linear::Part> feed_forward_in = {{weights.feed_forward_in, weights.feed_forward_in_bias}};
-  const std::vector<Linear::Part> feed_forward_out = {{weights.feed_forward_out, weights.feed_forward_out_bias}};
-  const std::pair<Linear*, const std::vector<Linear::Part>*> products[] = {{&layer.qkv, &qkv},
-                                                                           {&layer.attention_out, &out},
-                                                                           {&layer.feed_forward_in, &feed_forward_in},
-                                                                           {&layer.feed_forward_out, &feed_forward_out}};
-  WorkspaceLayout layout;
-  for (const auto& product : products) layout.add(Linear::packed_bytes(kernel, *product.second));
-  layer.packed = platform::AlignedBuffer(layout.bytes());
-  WorkspaceLayout again;
-  for (const auto& [linear, parts] : products) {
-    const std::size_t offset = again.add(Linear::packed_bytes(kernel, *parts));
-    *linear = Linear(kernel, *parts, reinterpret_cast<float*>(layer.packed.as<char>() + offset));
-  }
+  layer.packed =
+      pack_together(kernel, {{&layer.qkv,
+                              {{attention.query, attention.query_bias},
+                               {attention.key, attention.key_bias},
+                               {attention.value, attention.value_bias}}},
+                             {&layer.attention_out, {{attention.output, attention.output_bias}}},
+                             {&layer.feed_forward_in, {{weights.feed_forward_in, weights.feed_forward_in_bias}}},
+                             {&layer.feed_forward_out, {{weights.feed_forward_out, weights.feed_forward_out_bias}}}});
   layer.attention_gamma = copy_vector(weights.attention_norm_gamma);
   layer.attention_beta = copy_vector(weights.attention_norm_beta);
   layer.feed_forward_gamma = copy_vector(weights.feed_forward_norm_gamma);

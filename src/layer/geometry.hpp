@@ -1,20 +1,13 @@
-// Shape arithmetic that the layers share: rounding, row strides, how shapes are brought together into families.
+// Shape arithmetic that the layers share: row strides, how shapes are brought together into families.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
-#include "platform/aligned_memory.hpp"
+#include "platform/rounding.hpp"
 
 namespace polyhead::layer {
-
-inline std::int64_t divide_up(std::int64_t value, std::int64_t by) {
-  return (value + by - 1) / by;
-}
-inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return divide_up(value, multiple) * multiple;
-}
 
 // Bytes from one row to the next: whole cache lines, and never a multiple of 512 bytes. With such a stride the rows that a
 // kernel walks down fall into an eighth of the first-level cache's sets or fewer, and push each other out.
@@ -37,7 +30,7 @@ class WorkspaceLayout {
  public:
   std::size_t add(std::size_t bytes) {
     const std::size_t offset = bytes_;
-    bytes_ += static_cast<std::size_t>(round_up(static_cast<std::int64_t>(bytes), 64));
+    bytes_ += whole_lines(bytes);
     return offset;
   }
   std::size_t bytes() const noexcept { return bytes_; }

@@ -33,6 +33,17 @@ platform::AlignedBuffer copy_vector(const TensorView& view) {
   return buffer;
 }
 
+platform::AlignedBuffer pack_together(const simd::GemmKernel& kernel, const std::vector<LinearParts>& products) {
+  WorkspaceLayout layout;
+  std::vector<std::size_t> offsets;
+  for (const LinearParts& product : products) offsets.push_back(layout.add(Linear::packed_bytes(kernel, product.parts)));
+  platform::AlignedBuffer memory(layout.bytes());
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    *products[i].linear = Linear(kernel, products[i].parts, reinterpret_cast<float*>(memory.as<char>() + offsets[i]));
+  }
+  return memory;
+}
+
 std::size_t Linear::packed_bytes(const simd::GemmKernel& kernel, const std::vector<Part>& parts) {
   std::int64_t n = 0;
   for (const Part& part : parts) n += part.weight.shape[0];
@@ -40,14 +51,8 @@ std::size_t Linear::packed_bytes(const simd::GemmKernel& kernel, const std::vect
 }
 
 Linear::Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, float* packed)
-    : kernel_(&kernel), k_(parts[0].weight.shape[1]) {
+    : kernel_(&kernel), k_(parts[0].weight.shape[1]), packed_(packed) {
   for (const Part& part : parts) n_ += part.weight.shape[0];
-  if (packed == nullptr) {
-    own_packed_ = platform::AlignedBuffer(kernel.packed_bytes(n_, k_));
-    packed = own_packed_.as<float>();
-  }
-  packed_ = packed;
-
   simd::PackF32Args pack;
   pack.n = n_;
   pack.k = k_;

@@ -31,8 +31,8 @@ class Linear {
 
   Linear() = default;
   // Several parts are stacked: their output features follow each other. packed: packed_bytes(kernel, parts) bytes, 64-byte
-  // aligned, that outlive the object; null for memory of its own.
-  Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, float* packed = nullptr);
+  // aligned, that outlive the object.
+  Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, float* packed);
 
   static std::size_t packed_bytes(const simd::GemmKernel& kernel, const std::vector<Part>& parts);
 
@@ -48,9 +48,17 @@ class Linear {
   const simd::GemmKernel* kernel_ = nullptr;
   std::int64_t n_ = 0, k_ = 0;
   const float* packed_ = nullptr;
-  platform::AlignedBuffer own_packed_, bias_;
+  platform::AlignedBuffer bias_;
   bool has_bias_ = false;
 };
+
+// Packs several products into one piece of memory, which must outlive them: one of a layer's weights may be too small for huge
+// pages, all of them together are not.
+struct LinearParts {
+  Linear* linear;
+  std::vector<Linear::Part> parts;
+};
+platform::AlignedBuffer pack_together(const simd::GemmKernel& kernel, const std::vector<LinearParts>& products);
 
 // The elements of an f32 vector [count], or nothing for an empty view.
 platform::AlignedBuffer copy_vector(const TensorView& view);

@@ -54,7 +54,6 @@ struct ProjectedAttention::Run {
   const ProjectedAttentionGraph* graph = nullptr;
   const ProjectedAttentionInputs* inputs = nullptr;
   graph::Scheduler* inside = nullptr;  // shares out the work inside a node; null where there are blocks enough
-  plan::AttentionChoice choice;
   plan::AttentionOperands operands;
   const std::int64_t* key_lengths = nullptr;
   float *query = nullptr, *key = nullptr, *value = nullptr, *joined = nullptr;
@@ -87,7 +86,6 @@ void ProjectedAttention::run(Lease& lease, const ProjectedAttentionInputs& input
   run.graph = graph.get();
   run.inputs = &inputs;
   run.key_lengths = shape_.mask.has_key_lengths ? lease.key_lengths.data() : nullptr;
-  run.choice = plan::choose_attention(attention, shape_.mask, false, kernels_);
   const BlockCut &queries = graph->queries, &keys = graph->keys;
   const std::int64_t threads = scheduler_->threads(), blocks = std::max(queries.blocks, keys.blocks);
   if (threads > 1 && blocks < 2 * threads) run.inside = scheduler_.get();
@@ -136,10 +134,7 @@ void ProjectedAttention::run(Lease& lease, const ProjectedAttentionInputs& input
   set(operands.out_strides, inputs.query_length, shape_.value_dim, joined_stride_);
   operands.key_lengths = run.key_lengths;
   operands.offsets = shape_.mask.has_offsets ? lease.offsets.data() : nullptr;
-  operands.boolean_mask = inputs.boolean_mask;
-  operands.bias = inputs.bias;
-  std::copy(inputs.mask_strides, inputs.mask_strides + 4, operands.mask_strides);
-  std::copy(inputs.bias_strides, inputs.bias_strides + 4, operands.bias_strides);
+  operands.scores = inputs.scores;
 
   if (threads == 1 || blocks == 1) {
     run_nodes_in_order(graph->nodes.size(), &ProjectedAttention::run_node, &run, cancel);
@@ -219,11 +214,12 @@ void ProjectedAttention::attend(const Run& run, const ProjectedAttentionGraph::N
     RowRange range;
     std::int64_t kv_head_begin, heads;
 
+    plan::AttentionChoice choice(std::int64_t item) const {
+      return plan::choose_attention(plan::own_shape(run->operands, item), run->operands.mask, false, run->layer->kernels_);
+    }
     void run_item(std::int64_t index, int item_slot) const {
       const std::int64_t group = run->operands.shape.group(), item = range.item_begin + index / heads;
-      const plan::AttentionChoice choice =
-          plan::choose_attention(plan::own_shape(run->operands, item), run->operands.mask, false, run->layer->kernels_);
-      plan::run_rows(choice, run->operands, item, kv_head_begin + index % heads, range.begin * group, range.end * group,
+      plan::run_rows(choice(item), run->operands, item, kv_head_begin + index % heads, range.begin * group, range.end * group,
                      run->slot(item_slot));
     }
   } share{&run, range, node.kv_head_begin, heads};
@@ -231,7 +227,8 @@ void ProjectedAttention::attend(const Run& run, const ProjectedAttentionGraph::N
   double cost = 0;
   if (run.inside != nullptr) {
     const std::int64_t group = run.operands.shape.group();
-    cost = plan::piece_cost_ns(run.choice, run.operands, range.item_begin, range.begin * group, range.end * group) *
+    cost = plan::piece_cost_ns(share.choice(range.item_begin), run.operands, range.item_begin, range.begin * group,
+                               range.end * group) *
            static_cast<double>(items * heads);
   }
   if (cost < share_from_ns) {

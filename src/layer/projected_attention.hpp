@@ -30,6 +30,7 @@ struct ProjectedAttentionShape {
 };
 
 struct ProjectedAttentionWeights {
+  platform::AlignedBuffer packed;  // what the four read
   Linear query, key, value, output;
 };
 
@@ -46,9 +47,7 @@ struct ProjectedAttentionInputs {
   std::int64_t batch = 0, query_length = 0, key_length = 0;
   Tokens query, key, value, out;
   bool is_self = false;  // key and value are the query's input
-  const std::uint8_t* boolean_mask = nullptr;
-  const float* bias = nullptr;
-  std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
+  plan::ScoreOperands scores;
 };
 
 // How one side's rows are cut: `per_item` slices of `rows` for each batch item, or (per_item 1) `items` batch items a block.

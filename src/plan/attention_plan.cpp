@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <new>
 
+#include "platform/rounding.hpp"
 #include "polyhead/error.hpp"
 
 namespace polyhead::plan {
@@ -19,14 +20,6 @@ constexpr double inline_below_ns = 40e3;
 constexpr std::int64_t query_blocks_per_piece = 4;
 // With this many row pieces there is enough to share out; key splits then stay inside a piece and need no extra memory.
 constexpr std::int64_t enough_pieces = 64;
-
-std::size_t align(std::size_t bytes) {
-  return (bytes + platform::cache_line_bytes - 1) / platform::cache_line_bytes * platform::cache_line_bytes;
-}
-
-std::int64_t divide_up(std::int64_t value, std::int64_t by) {
-  return (value + by - 1) / by;
-}
 
 AttentionOperands structure_only(const AttentionShape& shape, const Mask& mask) {
   // For estimates before there are operands: every sequence at its longest, offsets at 0.
@@ -46,7 +39,7 @@ AttentionCut cut_work(const AttentionShape& shape, const Mask& mask, const Atten
   const double head_cost = piece_cost_ns(choice, operands, 0, 0, rows);
   const std::int64_t unit = choice.kernel->row_block * query_blocks_per_piece;
   const auto wanted = static_cast<std::int64_t>(std::max(1.0, std::round(head_cost / piece_target_ns)));
-  cut.rows_per_piece = std::min(rows, divide_up(divide_up(rows, wanted), unit) * unit);
+  cut.rows_per_piece = std::min(rows, round_up(divide_up(rows, wanted), unit));
   cut.row_pieces = divide_up(rows, cut.rows_per_piece);
   if (heads * cut.row_pieces < enough_pieces) cut.splits = split_count(choice, shape.key_length);
   cut.pieces = heads * cut.row_pieces * cut.splits;
@@ -101,17 +94,17 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, do
   }
   graph_ = std::move(description);
 
-  slot_bytes_ = align(most_scratch_bytes(maximum_, mask_, length_invariant_, kernels_));
-  std::size_t bytes = 2 * align(static_cast<std::size_t>(maximum_.batch) * sizeof(std::int64_t));
+  slot_bytes_ = whole_lines(most_scratch_bytes(maximum_, mask_, length_invariant_, kernels_));
+  std::size_t bytes = 2 * whole_lines(static_cast<std::size_t>(maximum_.batch) * sizeof(std::int64_t));
   slots_offset_ = bytes;
   bytes += slot_bytes_ * static_cast<std::size_t>(scheduler_->slots());
   if (cut_.splits > 1) {
     const auto row_pieces = static_cast<std::size_t>(cut_.pieces / cut_.splits);
     partial_stride_ = partial_floats(maximum_, cut_.rows_per_piece);
     partials_offset_ = bytes;
-    bytes += align(row_pieces * static_cast<std::size_t>(cut_.splits) * partial_stride_ * sizeof(float));
+    bytes += whole_lines(row_pieces * static_cast<std::size_t>(cut_.splits) * partial_stride_ * sizeof(float));
     counters_offset_ = bytes;
-    bytes += align(row_pieces * sizeof(std::atomic<std::int32_t>));
+    bytes += whole_lines(row_pieces * sizeof(std::atomic<std::int32_t>));
   }
   workspace_bytes_ = bytes;
 }
@@ -147,7 +140,7 @@ std::int64_t* AttentionPlan::LeaseHandle::key_lengths() const {
 
 std::int64_t* AttentionPlan::LeaseHandle::offsets() const {
   return reinterpret_cast<std::int64_t*>(lease_->workspace +
-                                         align(static_cast<std::size_t>(plan_.maximum_.batch) * sizeof(std::int64_t)));
+                                         whole_lines(static_cast<std::size_t>(plan_.maximum_.batch) * sizeof(std::int64_t)));
 }
 
 void* AttentionPlan::LeaseHandle::side_memory(std::size_t bytes) const {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <limits>
 
+#include "platform/rounding.hpp"
+
 namespace polyhead::plan {
 namespace {
 
@@ -15,10 +17,6 @@ constexpr std::int64_t decode_rows_of_long_keys = 8;
 // Up to this many rows a kv head, a long key sequence is the only thing to cut, so keys are split at fixed multiples.
 constexpr std::int64_t split_rows = 64;
 constexpr std::int64_t keys_per_split = 2048;
-
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 template <typename T>
 T* at(T* base, std::ptrdiff_t bytes) {
@@ -43,17 +41,18 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch,
   args.scale = o.scale;
   args.visible_begin = keys.visible_begin;
   args.visible_end = keys.visible_end;
-  if (o.boolean_mask) {
-    args.boolean_mask = at(o.boolean_mask, batch * o.mask_strides[0] + head * o.mask_strides[1]);
-    args.mask_head_stride = o.mask_strides[1];
-    args.mask_stride = o.mask_strides[2];
-    args.mask_key_stride = o.mask_strides[3];
+  const ScoreOperands& scores = o.scores;
+  if (scores.boolean_mask) {
+    args.boolean_mask = at(scores.boolean_mask, batch * scores.mask_strides[0] + head * scores.mask_strides[1]);
+    args.mask_head_stride = scores.mask_strides[1];
+    args.mask_stride = scores.mask_strides[2];
+    args.mask_key_stride = scores.mask_strides[3];
   }
-  if (o.bias) {
-    args.bias = at(o.bias, batch * o.bias_strides[0] + head * o.bias_strides[1]);
-    args.bias_head_stride = o.bias_strides[1];
-    args.bias_stride = o.bias_strides[2];
-    args.bias_key_stride = o.bias_strides[3];
+  if (scores.bias) {
+    args.bias = at(scores.bias, batch * scores.bias_strides[0] + head * scores.bias_strides[1]);
+    args.bias_head_stride = scores.bias_strides[1];
+    args.bias_stride = scores.bias_strides[2];
+    args.bias_key_stride = scores.bias_strides[3];
   }
   args.out = at(o.out, batch * o.out_strides[0] + head * o.out_strides[1]);
   args.out_stride = o.out_strides[2];
@@ -146,7 +145,7 @@ KeyRange key_range(const AttentionOperands& o, std::int64_t batch, std::int64_t 
 
 std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length) {
   if (choice.key_split == 0 || key_length <= choice.key_split) return 1;
-  return (key_length + choice.key_split - 1) / choice.key_split;
+  return divide_up(key_length, choice.key_split);
 }
 
 std::size_t partial_floats(const AttentionShape& shape, std::int64_t rows) {
@@ -157,10 +156,10 @@ std::size_t scratch_bytes(const AttentionChoice& choice, const AttentionShape& m
   const std::int64_t splits = split_count(choice, maximum.key_length);
   const std::int64_t keys = splits > 1 ? choice.key_split : maximum.key_length;
   std::size_t bytes = choice.kernel->scratch_bytes(maximum.head_dim, maximum.value_dim, keys);
-  bytes = static_cast<std::size_t>(round_up(static_cast<std::int64_t>(bytes), 64));
+  bytes = whole_lines(bytes);
   if (splits > 1) {
     bytes += static_cast<std::size_t>(splits) * (partial_floats(maximum, max_rows) * sizeof(float) + sizeof(float*)) + 64;
-    bytes = static_cast<std::size_t>(round_up(static_cast<std::int64_t>(bytes), 64));
+    bytes = whole_lines(bytes);
   }
   return bytes;
 }

@@ -34,6 +34,14 @@ constexpr std::int64_t long_keys = 4096;
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, bool length_invariant,
                                  const dispatch::KernelTable& kernels);
 
+// What is added to or hides single scores: strides in bytes over [batch, head, query, key], 0 where broadcast; null where the
+// mask has no such part.
+struct ScoreOperands {
+  const std::uint8_t* boolean_mask = nullptr;
+  const float* bias = nullptr;
+  std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
+};
+
 // One run's operands, resolved and checked: strides in bytes, [0] batch, [1] head, [2] position; the last dimension is
 // contiguous. shape holds the sizes of this run. lse may be null.
 struct AttentionOperands {
@@ -46,11 +54,9 @@ struct AttentionOperands {
   float* out = nullptr;
   float* lse = nullptr;
   std::ptrdiff_t query_strides[3] = {}, key_strides[3] = {}, value_strides[3] = {}, out_strides[3] = {}, lse_strides[3] = {};
-  const std::int64_t* key_lengths = nullptr;   // [batch], exactly when mask.has_key_lengths
-  const std::int64_t* offsets = nullptr;       // [batch], exactly when mask.has_offsets
-  const std::uint8_t* boolean_mask = nullptr;  // strides in bytes over [batch, head, query, key], 0 where broadcast
-  const float* bias = nullptr;
-  std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
+  const std::int64_t* key_lengths = nullptr;  // [batch], exactly when mask.has_key_lengths
+  const std::int64_t* offsets = nullptr;      // [batch], exactly when mask.has_offsets
+  ScoreOperands scores;
 };
 
 // The run's shape as batch item `batch` sees it: with its own key length.

@@ -16,7 +16,7 @@ namespace polyhead::platform {
 
 void* aligned_allocate(std::size_t bytes) {
   if (bytes == 0) return nullptr;
-  const std::size_t alignment = bytes >= huge_page_threshold ? huge_page_bytes : cache_line_bytes;
+  const std::size_t alignment = bytes >= huge_page_bytes ? huge_page_bytes : cache_line_bytes;
   const std::size_t rounded = (bytes + cache_line_bytes - 1) / cache_line_bytes * cache_line_bytes;
   void* memory = nullptr;
   if (rounded >= bytes) {  // did not wrap around
@@ -30,7 +30,7 @@ void* aligned_allocate(std::size_t bytes) {
 #if defined(__linux__)
   // Advice only: where it is refused the memory is as good, just slower. Whole huge pages alone, so that no neighbour of the
   // heap is drawn in.
-  if (bytes >= huge_page_threshold) madvise(memory, rounded / huge_page_bytes * huge_page_bytes, MADV_HUGEPAGE);
+  if (bytes >= huge_page_bytes) madvise(memory, rounded / huge_page_bytes * huge_page_bytes, MADV_HUGEPAGE);
 #endif
   return memory;
 }

@@ -352,11 +352,8 @@ TEST(AttentionInputErrors, TheOneCallFunctionChecksTheSame) {
 
 TEST(TensorErrors, ImpossibleViewsAreRefused) {
   float memory[4] = {};
-  EXPECT_TRUE(refuses(
-      [&] {
-        TensorView(memory, DType::f32, {1, 1, 1, 1, 1, 1, 1, 1, 1});
-      },
-      ErrorCode::invalid_argument, {"9", "8"}));
+  EXPECT_TRUE(
+      refuses([&] { TensorView(memory, DType::f32, {1, 1, 1, 1, 1, 1, 1, 1, 1}); }, ErrorCode::invalid_argument, {"9", "8"}));
   EXPECT_TRUE(refuses([&] { TensorView(memory, DType::f32, {2, -1}); }, ErrorCode::invalid_argument, {"-1"}));
   EXPECT_TRUE(refuses([&] { TensorView(memory, DType::f32, {huge, huge}); }, ErrorCode::invalid_argument, {}));
 }

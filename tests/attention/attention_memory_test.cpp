@@ -50,7 +50,7 @@ std::uint64_t allocations_of(const std::function<void()>& call, int times) {
 TEST(MallocCount, SeesEveryKindOfAllocation) {
   if (!malloc_counting) GTEST_SKIP();
   EXPECT_EQ(allocations_of([] { ::operator delete(::operator new(10)); }, 5), 5u);
-  EXPECT_EQ(allocations_of([] { ::operator delete (::operator new (64, std::align_val_t{64}), std::align_val_t{64}); }, 5), 5u);
+  EXPECT_EQ(allocations_of([] { ::operator delete(::operator new(64, std::align_val_t{64}), std::align_val_t{64}); }, 5), 5u);
   EXPECT_EQ(allocations_of([] { std::free(std::calloc(3, 4)); }, 5), 5u);
   EXPECT_EQ(allocations_of([] { std::free(std::aligned_alloc(64, 64)); }, 5), 5u);
   fail_allocation_in = 1;

@@ -169,7 +169,7 @@ TEST_P(PoisonTest, ANanInAQueryMakesItsRowNanAndNoOther) {
 TEST_P(PoisonTest, ANanInAVisibleKeyReachesEveryRowAtEveryPosition) {
   for (const std::int64_t query_length : {1, 4, 17})
     for (const std::int64_t key_length : {1, 2, 3, 8, 9, 64, 65, 130})
-      for (std::int64_t s = 0; s<key_length; s += key_length> 20 ? 13 : 1) {
+      for (std::int64_t s = 0; s < key_length; s += key_length > 20 ? 13 : 1) {
         Random random(13);
         AttentionCase test = make_case(attention_spec(1, 2, 2, query_length, key_length, 8, 8), random);
         test.key.set({0, 1, s, s % 8}, not_a_number);

@@ -373,12 +373,12 @@ TEST(CpuLimits, FollowsTheAffinityMask) {
 TEST(AlignedMemory, AlignmentAndOwnership) {
   EXPECT_EQ(platform::aligned_allocate(0), nullptr);
   const auto aligned = [](void* memory, std::size_t to) { return reinterpret_cast<std::uintptr_t>(memory) % to == 0; };
-  for (std::size_t bytes : {std::size_t{1}, std::size_t{63}, std::size_t{4096}, platform::huge_page_threshold - 1}) {
+  for (std::size_t bytes : {std::size_t{1}, std::size_t{63}, std::size_t{4096}, platform::huge_page_bytes - 1}) {
     platform::AlignedBuffer buffer(bytes);
     EXPECT_TRUE(aligned(buffer.data(), 64)) << bytes;
     std::memset(buffer.data(), 0xab, bytes);
   }
-  platform::AlignedBuffer large(platform::huge_page_threshold + 3);
+  platform::AlignedBuffer large(platform::huge_page_bytes + 3);
   EXPECT_TRUE(aligned(large.data(), platform::huge_page_bytes));
   std::memset(large.data(), 1, large.size());
   void* const memory = large.data();
@@ -386,8 +386,8 @@ TEST(AlignedMemory, AlignmentAndOwnership) {
   EXPECT_EQ(moved.data(), memory);
   moved.reserve(16);
   EXPECT_EQ(moved.data(), memory);
-  moved.reserve(platform::huge_page_threshold * 2);
-  EXPECT_EQ(moved.size(), platform::huge_page_threshold * 2);
+  moved.reserve(platform::huge_page_bytes * 2);
+  EXPECT_EQ(moved.size(), platform::huge_page_bytes * 2);
 }
 
 TEST(AlignedMemory, ImpossibleSizesAreErrors) {

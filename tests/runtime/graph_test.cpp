@@ -262,11 +262,7 @@ TEST_P(EveryScheduler, Cancellation) {
     Execution execution(made, scheduler, false);
     std::atomic<bool> cancel{true};
     std::atomic<int> started{0};
-    EXPECT_EQ(code_of([&] {
-                run(
-                    execution, [&](NodeId, int) { ++started; }, &cancel);
-              }),
-              ErrorCode::cancelled);
+    EXPECT_EQ(code_of([&] { run(execution, [&](NodeId, int) { ++started; }, &cancel); }), ErrorCode::cancelled);
     EXPECT_EQ(started, 0);
 
     cancel = false;
@@ -285,11 +281,7 @@ TEST_P(EveryScheduler, Cancellation) {
 
     cancel = false;
     started = 0;
-    EXPECT_EQ(code_of([&] {
-                run(
-                    execution, [&](NodeId, int) { ++started; }, &cancel);
-              }),
-              ErrorCode::ok);
+    EXPECT_EQ(code_of([&] { run(execution, [&](NodeId, int) { ++started; }, &cancel); }), ErrorCode::ok);
     EXPECT_EQ(started, 100);
   }
 }
@@ -434,8 +426,7 @@ TEST_P(EveryScheduler, SteadyStateAllocatesNothing) {
       work_a_little(2000);
       if (node % 8 == 0) {
         int nothing = 0;
-        scheduler->parallel_for(
-            4, [](void*, std::size_t, int) { work_a_little(); }, &nothing);
+        scheduler->parallel_for(4, [](void*, std::size_t, int) { work_a_little(); }, &nothing);
       }
     };
     // oneTBB keeps pools of small objects per thread, which fill while work wanders between the threads.
