@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SMALLEST_SEGMENT = 3  # runs on either side: one slow run is an outlier, three are a level
+SMALLEST_SEGMENT = 3  # runs on either side: one slow run is an outlier, three are a level (see _smallest_segment)
 SMALLEST_CHANGE = 0.03  # of the time; less than this moves with the layout of a binary
-SIGNIFICANCE = 0.01  # for a whole series without a change, before it is divided among the places where one could be
+SIGNIFICANCE = 0.003  # for a whole series without a change, before it is divided among the places where one could be
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,18 @@ def _noise(logs):
     return float(np.median(np.abs(np.diff(logs)))) * 1.4826 / math.sqrt(2)
 
 
-def _drawn_in(logs, noise):
-    """No value further than three deviations from the median of its five neighbours, which follows a change of level."""
+def _smallest_segment(count):
+    """In a long series a few outliers lie side by side by chance, so it takes more runs to make a level."""
+    return SMALLEST_SEGMENT if count < 12 else SMALLEST_SEGMENT + 1 if count < 32 else SMALLEST_SEGMENT + 2
+
+
+def _drawn_in(logs, noise, segment):
+    """No value further than three deviations from the median around it, which follows a level that lasts `segment` runs."""
     import numpy as np
 
-    padded = np.concatenate([logs[2:0:-1], logs, logs[-2:-4:-1]])
-    around = np.median(np.lib.stride_tricks.sliding_window_view(padded, 5), axis=1)
+    reach = segment - 1
+    padded = np.pad(logs, reach, mode="reflect")
+    around = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1), axis=1)
     return np.clip(logs, around - 3 * noise, around + 3 * noise)
 
 
@@ -93,10 +99,11 @@ def change_points(values, smallest_change=SMALLEST_CHANGE, significance=SIGNIFIC
         return []
     logs = np.log(values)
     noise = max(_noise(logs), 1e-6)
-    logs = _drawn_in(logs, noise)
-    search = ruptures.KernelCPD(kernel="linear", min_size=SMALLEST_SEGMENT).fit(logs.reshape(-1, 1))  # squared error, in C
-    bounds = [0] + search.predict(pen=3 * noise**2 * math.log(len(logs)))
-    limit = significance / (len(values) - 2 * SMALLEST_SEGMENT + 1)
+    segment = _smallest_segment(len(logs))
+    logs = _drawn_in(logs, noise, segment)
+    search = ruptures.KernelCPD(kernel="linear", min_size=segment).fit(logs.reshape(-1, 1))  # squared error, in C
+    bounds = [0] + [int(bound) for bound in search.predict(pen=3 * noise**2 * math.log(len(logs)))]
+    limit = significance / (len(values) - 2 * segment + 1)
     medians = lambda bounds: [float(np.median(values[begin:end])) for begin, end in _segments(bounds)]
     while len(bounds) > 2:
         levels, p_values = medians(bounds), _test(logs, bounds)
@@ -107,5 +114,7 @@ def change_points(values, smallest_change=SMALLEST_CHANGE, significance=SIGNIFIC
             break
         del bounds[weakest + 1]
     levels, p_values = medians(bounds), _test(logs, bounds)
-    return [ChangePoint(index, before, after, p_value)
-            for index, before, after, p_value in zip(bounds[1:-1], levels[:-1], levels[1:], p_values)]
+    return [
+        ChangePoint(index, before, after, p_value)
+        for index, before, after, p_value in zip(bounds[1:-1], levels[:-1], levels[1:], p_values)
+    ]

@@ -33,7 +33,8 @@ def arguments_of(arguments, program):
         description="Makes one self-contained HTML page of the result files in a folder: speed beside other engines, rooflines, "
         "time lines with change points, and a table that sorts and filters.",
         epilog="Files are those of polyhead-bench (--benchmark_out), polyhead bench (--json) and scripts/peers; several of one machine "
-        "make a history. Other files are named and left out; a damaged one is an error (status 2).")
+        "make a history. Other files are named and left out; a damaged one is an error (status 2).",
+    )
     parser.add_argument("folder", metavar="FOLDER", help="where the .json files are")
     parser.add_argument("-o", "--output", metavar="PAGE", default="report.html", help="the page to write (report.html)")
     parser.add_argument("--title", default="Polyhead performance", help="the page's heading")
@@ -45,7 +46,9 @@ def main(arguments, program):
     inputs = report_inputs.read_folder(options.folder)
     for warning in inputs.warnings:
         print(f"{program}: warning: {os.path.join(options.folder, warning)}", file=sys.stderr)
-    page = report_page.build(inputs, options.title, datetime.datetime.now(datetime.timezone.utc), version_of_package(), plotly_script())
+    page = report_page.build(
+        inputs, options.title, datetime.datetime.now(datetime.timezone.utc), version_of_package(), plotly_script()
+    )
     output = Path(options.output)
     part = output.with_name(output.name + ".part")
     try:
@@ -53,6 +56,8 @@ def main(arguments, program):
         os.replace(part, output)
     except OSError as error:
         raise PerfError(f"{output}: can't be written: {error.strerror}") from None
-    print(f"{output}: {report_page.plural(len(inputs.runs), 'result file')}, {report_page.plural(len(inputs.newest()), 'result')}, "
-          f"{output.stat().st_size / 1e6:.1f} MB")
+    print(
+        f"{output}: {report_page.plural(len(inputs.runs), 'result file')}, {report_page.plural(len(inputs.newest()), 'result')}, "
+        f"{output.stat().st_size / 1e6:.1f} MB"
+    )
     return 0

@@ -32,27 +32,41 @@ def ratio_panels(inputs):
         rows = []
         for case, engines in cases.items():
             best = report_peers.best_peer(engines)
-            rows.append({
-                "case": case,
-                "ratio": ratios[case],
-                "best": report_peers.ENGINE_NAMES.get(best.engine, best.engine),
-                "engines": [{
-                    "engine": result.engine,
-                    "name": report_peers.ENGINE_NAMES.get(result.engine, result.engine),
-                    "ms": result.median_ms,
-                    "q1": result.q1_ms,
-                    "q3": result.q3_ms,
-                    "speed": best.median_ms / result.median_ms,
-                } for result in sorted(engines.values(), key=lambda result: result.median_ms)],
-            })
+            rows.append(
+                {
+                    "case": case,
+                    "ratio": ratios[case],
+                    "best": report_peers.ENGINE_NAMES.get(best.engine, best.engine),
+                    "engines": [
+                        {
+                            "engine": result.engine,
+                            "name": report_peers.ENGINE_NAMES.get(result.engine, result.engine),
+                            "ms": result.median_ms,
+                            "q1": result.q1_ms,
+                            "q3": result.q3_ms,
+                            "speed": best.median_ms / result.median_ms,
+                        }
+                        for result in sorted(engines.values(), key=lambda result: result.median_ms)
+                    ],
+                }
+            )
         least = min(ratios, key=ratios.get)
         most = max(ratios, key=ratios.get)
-        panels.append({
-            "machine": machine, "part": part, "title": report_peers.PARTS.get(part, part), "threads": threads,
-            "isa": str(run.context.get("isa") or ""), "date": run.date.strftime("%Y-%m-%d"), "file": run.file,
-            "mean": report_peers.geometric_mean(list(ratios.values())),
-            "least": [least, ratios[least]], "most": [most, ratios[most]], "cases": rows,
-        })
+        panels.append(
+            {
+                "machine": machine,
+                "part": part,
+                "title": report_peers.PARTS.get(part, part),
+                "threads": threads,
+                "isa": str(run.context.get("isa") or ""),
+                "date": run.date.strftime("%Y-%m-%d"),
+                "file": run.file,
+                "mean": report_peers.geometric_mean(list(ratios.values())),
+                "least": [least, ratios[least]],
+                "most": [most, ratios[most]],
+                "cases": rows,
+            }
+        )
     return panels
 
 
@@ -86,18 +100,29 @@ def roofline_panels(inputs, index_of):
             by_panel.setdefault((result.run.machine, result.threads), []).append(result)
     panels = []
     for (machine, threads), results in sorted(by_panel.items()):
-        points = [result for result in results
-                  if result.group != PEAK_GROUP and result.gflops and result.gbps and result.problem is None]
+        points = [
+            result
+            for result in results
+            if result.group != PEAK_GROUP and result.gflops and result.gbps and result.problem is None
+        ]
         if not points:
             continue
-        roofs = [{"kind": kind, "name": name, "rate": statistics.median(rates), "least": min(rates), "most": max(rates)}
-                 for (kind, name), rates in sorted(_roofs_of(results).items())]
+        roofs = [
+            {"kind": kind, "name": name, "rate": statistics.median(rates), "least": min(rates), "most": max(rates)}
+            for (kind, name), rates in sorted(_roofs_of(results).items())
+        ]
         dates = sorted({result.run.date.strftime("%Y-%m-%d") for result in points})
-        panels.append({
-            "machine": machine, "threads": threads, "roofs": roofs,
-            "dates": dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
-            "points": [{"row": index_of[id(result)], "x": result.gflops / result.gbps, "y": result.gflops} for result in points],
-        })
+        panels.append(
+            {
+                "machine": machine,
+                "threads": threads,
+                "roofs": roofs,
+                "dates": dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
+                "points": [
+                    {"row": index_of[id(result)], "x": result.gflops / result.gbps, "y": result.gflops} for result in points
+                ],
+            }
+        )
     return panels
 
 
@@ -112,15 +137,37 @@ def timelines(inputs):
         if len({id(result.run) for result in results}) < 2:
             continue
         changes = history.change_points([result.seconds for result in results])
-        lines.append({
-            "machine": machine, "engine": engine, "name": name, "isa": isa, "threads": threads,
-            "points": [{
-                "date": iso(result.run.date), "commit": result.run.commit or "", "ms": result.seconds * 1e3, "file": result.run.file,
-                "q1": result.quartiles[0] * 1e3 if result.quartiles else None,
-                "q3": result.quartiles[1] * 1e3 if result.quartiles else None,
-            } for result in results],
-            "changes": [{"index": change.index, "before": change.before * 1e3, "after": change.after * 1e3,
-                         "change": change.change, "p": change.p_value} for change in changes],
-        })
-    lines.sort(key=lambda line: (-abs(line["changes"][-1]["change"]) if line["changes"] else 0, -len(line["points"]), line["name"]))
+        lines.append(
+            {
+                "machine": machine,
+                "engine": engine,
+                "name": name,
+                "isa": isa,
+                "threads": threads,
+                "points": [
+                    {
+                        "date": iso(result.run.date),
+                        "commit": result.run.commit or "",
+                        "ms": result.seconds * 1e3,
+                        "file": result.run.file,
+                        "q1": result.quartiles[0] * 1e3 if result.quartiles else None,
+                        "q3": result.quartiles[1] * 1e3 if result.quartiles else None,
+                    }
+                    for result in results
+                ],
+                "changes": [
+                    {
+                        "index": change.index,
+                        "before": change.before * 1e3,
+                        "after": change.after * 1e3,
+                        "change": change.change,
+                        "p": change.p_value,
+                    }
+                    for change in changes
+                ],
+            }
+        )
+    lines.sort(
+        key=lambda line: (-abs(line["changes"][-1]["change"]) if line["changes"] else 0, -len(line["points"]), line["name"])
+    )
     return lines

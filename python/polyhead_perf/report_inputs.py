@@ -151,7 +151,12 @@ def _remarks(context):
         doubts.append(f"slowed down on purpose (slow_down {context['slow_down']})")
     if str(context.get("commit", "")).endswith("-dirty"):
         cautions.append("uncommitted changes")
-    if context.get("cpu_scaling_enabled") is True or context.get("governor") in ("powersave", "ondemand", "conservative", "schedutil"):
+    if context.get("cpu_scaling_enabled") is True or context.get("governor") in (
+        "powersave",
+        "ondemand",
+        "conservative",
+        "schedutil",
+    ):
         cautions.append("frequency scaling")
     return doubts, cautions
 
@@ -161,8 +166,17 @@ def _run(name, kind, context, date, peers=None):
     doubts, cautions = _remarks(context)
     if peers is not None and not peers.complete:
         doubts.append("interrupted: cases are missing")
-    return Run(name, kind, _machine(context, name), _date(date, name), context,
-               str(commit) if commit not in (None, "", "unknown") else None, peers, doubts, cautions)
+    return Run(
+        name,
+        kind,
+        _machine(context, name),
+        _date(date, name),
+        context,
+        str(commit) if commit not in (None, "", "unknown") else None,
+        peers,
+        doubts,
+        cautions,
+    )
 
 
 def _read_suite(document, name):
@@ -177,9 +191,20 @@ def _read_peers(document, name):
     found = []
     for entry in peers.results:
         quartiles = (entry.q1_ms * 1e-3, entry.q3_ms * 1e-3) if entry.q1_ms and entry.q3_ms else None
-        found.append(Result(run, f"peers/{entry.part}/{entry.case}", "peers", report_peers.ENGINE_NAMES.get(entry.engine, entry.engine),
-                            str(peers.context.get("isa") or ""), entry.threads, entry.median_ms * 1e-3, quartiles, entry.gflops,
-                            error=entry.error))
+        found.append(
+            Result(
+                run,
+                f"peers/{entry.part}/{entry.case}",
+                "peers",
+                report_peers.ENGINE_NAMES.get(entry.engine, entry.engine),
+                str(peers.context.get("isa") or ""),
+                entry.threads,
+                entry.median_ms * 1e-3,
+                quartiles,
+                entry.gflops,
+                error=entry.error,
+            )
+        )
     return run, found
 
 
@@ -206,7 +231,9 @@ def read_folder(folder):
             continue
         is_suite = isinstance(document, dict) and "benchmarks" in document
         if not is_suite and not report_peers.looks_like_peers(document):
-            warnings.append(f"{file.name}: JSON, but neither Google Benchmark's ('benchmarks') nor of bench/peers ('results'), left out")
+            warnings.append(
+                f"{file.name}: JSON, but neither Google Benchmark's ('benchmarks') nor of bench/peers ('results'), left out"
+            )
             continue
         try:
             run, of_run = (_read_suite if is_suite else _read_peers)(document, file.name)
@@ -219,7 +246,9 @@ def read_folder(folder):
         raise PerfError(f"{folder}: " + "; ".join(faults))
     if not runs:
         left_out = f" ({'; '.join(warnings)})" if warnings else ""
-        raise PerfError(f"{folder}: no result files: expected .json files of polyhead-bench, polyhead bench or bench/peers{left_out}")
+        raise PerfError(
+            f"{folder}: no result files: expected .json files of polyhead-bench, polyhead bench or bench/peers{left_out}"
+        )
     runs.sort(key=lambda run: (run.date, run.file))
     order = {id(run): index for index, run in enumerate(runs)}
     found.sort(key=lambda result: order[id(result.run)])

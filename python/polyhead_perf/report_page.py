@@ -26,8 +26,14 @@ def text(value):
 
 def _json(value):
     """For a script element: no character sequence in it can end the element."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e").replace(
-        "&", "\\u0026").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return (
+        json.dumps(value, allow_nan=False, separators=(",", ":"))
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )
 
 
 def three_digits(value):
@@ -56,35 +62,58 @@ def percent(change):
 # ---- the table of results
 
 COLUMNS = (  # key, heading, kind of value
-    ("name", "Benchmark", "text"), ("engine", "Engine", "text"), ("machine", "Machine", "text"), ("isa", "ISA", "text"),
-    ("threads", "Threads", "number"), ("seconds", "Time", "number"), ("gflops", "GFLOP/s", "number"), ("gbps", "GB/s", "number"),
-    ("share", "Of its bound", "number"), ("error", "Error", "number"), ("change", "Last change", "number"), ("date", "Measured", "text"),
+    ("name", "Benchmark", "text"),
+    ("engine", "Engine", "text"),
+    ("machine", "Machine", "text"),
+    ("isa", "ISA", "text"),
+    ("threads", "Threads", "number"),
+    ("seconds", "Time", "number"),
+    ("gflops", "GFLOP/s", "number"),
+    ("gbps", "GB/s", "number"),
+    ("share", "Of its bound", "number"),
+    ("error", "Error", "number"),
+    ("change", "Last change", "number"),
+    ("date", "Measured", "text"),
 )
 
 
 def _cell(key, heading, kind, content, value=None):
-    classes = " ".join(filter(None, ["name" if key == "name" else "", "number" if kind == "number" else "",
-                                     "broad" if key in ("machine", "date") else ""]))
+    classes = " ".join(
+        filter(
+            None,
+            [
+                "name" if key == "name" else "",
+                "number" if kind == "number" and key != "share" else "",
+                "broad" if key in ("machine", "share", "date") else "",
+            ],
+        )
+    )
     sort = "" if value is None else f' data-value="{text(value)}"'
     return f'<td role="cell" class="{classes}" data-label="{heading}"{sort}>{content}</td>'
 
 
 def _row(index, result, change, shown):
     run = result.run
-    commit = f" <span class=\"muted\">{text(run.commit)}</span>" if run.commit else ""
+    commit = f' <span class="muted">{text(run.commit)}</span>' if run.commit else ""
     share = ""
     if result.share is not None:
         width = min(max(result.share, 0.0), 1.0) * 100
-        share = (f'<span class="meter" aria-hidden="true"><span style="width:{width:.0f}%"></span></span>{result.share * 100:.0f} %'
-                 + (f' <span class="muted">{text(result.bound)}</span>' if result.bound else ""))
+        share = (
+            f'<span class="meter" aria-hidden="true"><span style="width:{width:.0f}%"></span></span>{result.share * 100:.0f} %'
+            + (f' <span class="muted">{text(result.bound)}</span>' if result.bound else "")
+        )
     moved = ""
     if change is not None:
         kind = "slower" if change["change"] > 0 else "faster"
         moved = f'<span class="{kind}">{percent(change["change"])} {kind}</span>'
     time = f'<span class="problem">{text(result.problem)}</span>' if result.problem else duration(result.seconds)
     contents = {
-        "name": (text(result.name), result.name), "engine": (text(result.engine), result.engine), "machine": (text(run.machine), run.machine),
-        "isa": (text(result.isa), result.isa), "threads": (result.threads, result.threads), "seconds": (time, result.seconds),
+        "name": (text(result.name), result.name),
+        "engine": (text(result.engine), result.engine),
+        "machine": (text(run.machine), run.machine),
+        "isa": (text(result.isa), result.isa),
+        "threads": (result.threads, result.threads),
+        "seconds": (time, result.seconds),
         "gflops": ("" if result.gflops is None else three_digits(result.gflops), result.gflops),
         "gbps": ("" if result.gbps is None else three_digits(result.gbps), result.gbps),
         "share": (share, result.share),
@@ -108,9 +137,11 @@ def _table(results, changes):
     }
     shown = [key for key, _, _ in COLUMNS if has.get(key, True)]
     heads = "".join(
-        f'<th role="columnheader" scope="col" class="{"number" if kind == "number" else ""}" aria-sort="none">'
+        f'<th role="columnheader" scope="col" class="{"number" if kind == "number" and key != "share" else ""}" aria-sort="none">'
         f'<button type="button" data-sort="{key}" data-kind="{kind}">{heading}</button></th>'
-        for key, heading, kind in COLUMNS if key in shown)
+        for key, heading, kind in COLUMNS
+        if key in shown
+    )
     options = "".join(f'<option value="{key}">{heading}</option>' for key, heading, _ in COLUMNS if key in shown)
     rows = "\n".join(_row(index, result, changes.get(result.series), shown) for index, result in enumerate(results))
     return f"""<div class="sorter"><label>Sort by<select id="sort-by">{options}</select></label>
@@ -126,14 +157,17 @@ def _table(results, changes):
 
 # ---- the other sections
 
+
 def _section(name, heading, explanation, body):
     return f'<section id="{name}" aria-labelledby="{name}-heading"><h2 id="{name}-heading">{heading}</h2>\n<p>{explanation}</p>\n{body}</section>'
 
 
-def _panel(kind, index, data, heading, below="", before=""):
-    """A chart's frame. `below` names the chart for those who cannot see it."""
-    return (f'<figure class="panel" data-panel="{kind}" data-index="{index}"><h3>{heading}</h3>{before}'
-            f'<div class="chart" role="img" aria-label="{text(below)}"></div></figure>')
+def _panel(kind, index, heading, label, before):
+    """A chart's frame. `label` tells the chart to those who cannot see it."""
+    return (
+        f'<figure class="panel" data-panel="{kind}" data-index="{index}"><h3>{heading}</h3>{before}'
+        f'<div class="chart" role="img" aria-label="{text(label)}"></div></figure>'
+    )
 
 
 def _ratios(panels):
@@ -141,18 +175,26 @@ def _ratios(panels):
         return ""
     framed = []
     for index, panel in enumerate(panels):
-        about = (f'least {panel["least"][1]:.2f} ({panel["least"][0]}), most {panel["most"][1]:.2f} ({panel["most"][0]}), '
-                 f'{plural(len(panel["cases"]), "case")}')
-        before = (f'<p class="figure">{panel["mean"]:.2f}&times; the best peer</p>'
-                  f'<p>{text(panel["machine"])} {text(panel["isa"])}, {plural(panel["threads"], "thread")}, {panel["date"]}: {text(about)}</p>')
-        label = (f'{panel["title"]} with {plural(panel["threads"], "thread")}: geometric mean {panel["mean"]:.2f} times the best peer; {about}. '
-                 'Every value is in the table of results.')
-        framed.append(_panel("ratio", index, panel, text(panel["title"]), label, before))
+        about = (
+            f'least {panel["least"][1]:.2f} ({panel["least"][0]}), most {panel["most"][1]:.2f} ({panel["most"][0]}), '
+            f'{plural(len(panel["cases"]), "case")}'
+        )
+        before = (
+            f'<p class="figure">{panel["mean"]:.2f}&times; the best peer</p>'
+            f'<p>{text(panel["machine"])} {text(panel["isa"])}, {panel["date"]}: {text(about)}</p>'
+        )
+        label = (
+            f'{panel["title"]} with {plural(panel["threads"], "thread")}: geometric mean {panel["mean"]:.2f} times the best peer; {about}. '
+            "Every value is in the table of results."
+        )
+        framed.append(_panel("ratio", index, f'{text(panel["title"])}, {plural(panel["threads"], "thread")}', label, before))
     return _section(
-        "peers", "Beside other engines",
+        "peers",
+        "Beside other engines",
         "Speed of each engine relative to the fastest engine other than Polyhead, which is 1; further right is faster. All are timed in "
         "turn in one process, each result checked against float64 first. The dashed line is the geometric mean.",
-        '<ul class="legend" id="engine-legend"></ul><div class="panels">' + "\n".join(framed) + "</div>")
+        '<ul class="legend" id="engine-legend"></ul><div class="panels">' + "\n".join(framed) + "</div>",
+    )
 
 
 def _rooflines(panels):
@@ -160,48 +202,78 @@ def _rooflines(panels):
         return ""
     framed = []
     for index, panel in enumerate(panels):
-        with_roofs = (f'{plural(len(panel["roofs"]), "measured roof")}: ' + ", ".join(
-            f'{roof["name"]} {three_digits(roof["rate"])} {"GB/s" if roof["kind"] == "read" else "GFLOP/s"}' for roof in panel["roofs"])
-            if panel["roofs"] else "no roofs: measure with --roofline")
+        with_roofs = (
+            f'{plural(len(panel["roofs"]), "measured roof")}: '
+            + ", ".join(
+                f'{roof["name"]} {three_digits(roof["rate"])} {"GB/s" if roof["kind"] == "read" else "GFLOP/s"}'
+                for roof in panel["roofs"]
+            )
+            if panel["roofs"]
+            else "no roofs: measure with --roofline"
+        )
         before = f'<p>{text(panel["dates"])}; {text(with_roofs)}</p>'
-        framed.append(_panel("roofline", index, panel, f'{text(panel["machine"])}, {plural(panel["threads"], "thread")}',
-                             f'Roofline plot of {plural(len(panel["points"]), "benchmark")}; {with_roofs}. Every value is in the table.', before))
+        framed.append(
+            _panel(
+                "roofline",
+                index,
+                f'{text(panel["machine"])}, {plural(panel["threads"], "thread")}',
+                f'Roofline plot of {plural(len(panel["points"]), "benchmark")}; {with_roofs}. Every value is in the table.',
+                before,
+            )
+        )
     return _section(
-        "roofline", "How near the machine's limits",
+        "roofline",
+        "How near the machine's limits",
         "Operations a second against operations a byte (operands and results counted once). Flat lines are what the arithmetic units do, "
         "slanted ones what can be read from a level of memory, both measured in the same run. On a line there is nothing left to gain "
         "from better code. The strip below each shows the share of its bound that each benchmark reaches.",
-        '<ul class="legend" id="group-legend"></ul><div class="panels">' + "\n".join(framed) + "</div>")
+        '<ul class="legend" id="group-legend"></ul><div class="panels">' + "\n".join(framed) + "</div>",
+    )
 
 
 def _timelines(lines):
     if not lines:
         return ""
     changed = sum(bool(line["changes"]) for line in lines)
-    found = (f"{plural(changed, 'series').replace('seriess', 'series')} of {len(lines)} changed" if changed
-             else f"No change in {plural(len(lines), 'series').replace('seriess', 'series')}")
+    found = (
+        f"{plural(changed, 'series').replace('seriess', 'series')} of {len(lines)} changed"
+        if changed
+        else f"No change in {plural(len(lines), 'series').replace('seriess', 'series')}"
+    )
     rows = []
     for line in lines:
         for change in line["changes"]:
             point = line["points"][change["index"]]
             kind = "slower" if change["change"] > 0 else "faster"
-            rows.append(f'<tr><td class="name">{text(line["name"])}</td><td>{text(line["engine"])}, {text(line["isa"])}, {plural(line["threads"], "thread")}, '
-                        f'{text(line["machine"])}</td><td>{point["date"][:10]} <span class="muted">{text(point["commit"])}</span></td>'
-                        f'<td>{duration(change["before"] / 1e3)} &rarr; {duration(change["after"] / 1e3)}</td>'
-                        f'<td class="{kind}">{percent(change["change"])} {kind}</td></tr>')
+            rows.append(
+                f'<tr><td class="name">{text(line["name"])}</td><td>{text(line["engine"])}, {text(line["isa"])}, {plural(line["threads"], "thread")}, '
+                f'{text(line["machine"])}</td><td>{point["date"][:10]} <span class="muted">{text(point["commit"])}</span></td>'
+                f'<td>{duration(change["before"] / 1e3)} &rarr; {duration(change["after"] / 1e3)}</td>'
+                f'<td class="{kind}">{percent(change["change"])} {kind}</td></tr>'
+            )
     table = ""
     if rows:
-        table = ('<details><summary>All change points (' + str(len(rows)) + ')</summary><table class="changes"><thead><tr>'
-                 + "".join(f'<th class="plain" scope="col">{name}</th>' for name in ("Benchmark", "Where", "Since", "Level", "Change"))
-                 + "</tr></thead><tbody>" + "\n".join(rows) + "</tbody></table></details>")
+        table = (
+            "<details><summary>All change points ("
+            + str(len(rows))
+            + ')</summary><table class="changes"><thead><tr>'
+            + "".join(
+                f'<th class="plain" scope="col">{name}</th>' for name in ("Benchmark", "Where", "Since", "Level", "Change")
+            )
+            + "</tr></thead><tbody>"
+            + "\n".join(rows)
+            + "</tbody></table></details>"
+        )
     return _section(
-        "history", "Over time",
+        "history",
+        "Over time",
         f"{found}: a change is a move of the level by more than 3 % that also exceeds the series' own noise. Dots are runs, lines are "
         "levels, bars the middle half of repetitions. Series with the largest changes come first; filter for others.",
         f'<label class="spacing">Horizontal axis <select id="spacing"><option value="run">equal steps, one a run</option>'
         f'<option value="date">dates</option></select></label>'
         f'<div class="panels small" id="timelines"></div><p class="empty" id="timelines-empty" hidden>No series matches these filters.</p>'
-        f'<button type="button" class="more" id="timelines-more" hidden></button>{table}')
+        f'<button type="button" class="more" id="timelines-more" hidden></button>{table}',
+    )
 
 
 def _context_rows(context):
@@ -210,7 +282,8 @@ def _context_rows(context):
             value = ", ".join(f"{name} {of}" for name, of in value.items())
         elif isinstance(value, list):
             value = ", ".join(
-                " ".join(f"{name} {of}" for name, of in item.items()) if isinstance(item, dict) else str(item) for item in value)
+                " ".join(f"{name} {of}" for name, of in item.items()) if isinstance(item, dict) else str(item) for item in value
+            )
         yield f"<dt>{text(key)}</dt><dd>{text(value)}</dd>"
 
 
@@ -218,20 +291,30 @@ def _runs(runs):
     blocks = []
     for index, run in reversed(list(enumerate(runs))):
         caution = "".join(f' <span class="badge slower">{text(what)}</span>' for what in run.doubts + run.cautions)
-        summary = f'{run.date:%Y-%m-%d %H:%M} &middot; {text(run.machine)} &middot; {text(run.file)}{caution}'
+        summary = f"{run.date:%Y-%m-%d %H:%M} &middot; {text(run.machine)} &middot; {text(run.file)}{caution}"
         rows = "".join(_context_rows(run.context))
         if run.peers is not None and run.peers.left_out:
-            notes = "; ".join(" ".join(str(part) for part in note.values()) if isinstance(note, dict) else str(note) for note in run.peers.left_out)
+            notes = "; ".join(
+                " ".join(str(part) for part in note.values()) if isinstance(note, dict) else str(note)
+                for note in run.peers.left_out
+            )
             rows += f"<dt>left out</dt><dd>{text(notes)}</dd>"
         blocks.append(f'<details{" open" if len(runs) == 1 else ""}><summary>{summary}</summary><dl>{rows}</dl></details>')
-    return _section("runs", "Runs", "Where every number comes from: the context that each result file states, newest first.", "\n".join(blocks))
+    return _section(
+        "runs",
+        "Runs",
+        "Where every number comes from: the context that each result file states, newest first.",
+        "\n".join(blocks),
+    )
 
 
 def _select(name, label, values, describe=str):
     if len(values) < 2:
         return ""
     options = "".join(f'<option value="{text(value)}">{text(describe(value))}</option>' for value in values)
-    return f'<label>{label}<select id="filter-{name}" data-filter="{name}"><option value="">all</option>{options}</select></label>'
+    return (
+        f'<label>{label}<select id="filter-{name}" data-filter="{name}"><option value="">all</option>{options}</select></label>'
+    )
 
 
 def _lead(inputs, newest, panels, lines):
@@ -243,15 +326,24 @@ def _lead(inputs, newest, panels, lines):
     if attention:
         shown = sorted(attention, key=lambda panel: (panel["threads"], panel["machine"]))
         if len(machines) == 1:
-            parts.append("attention runs at " + " and ".join(
-                f'<strong>{panel["mean"]:.2f}&times;</strong> the best peer with {plural(panel["threads"], "thread")}' for panel in shown))
+            parts.append(
+                "attention runs at "
+                + " and ".join(
+                    f'<strong>{panel["mean"]:.2f}&times;</strong> the best peer with {plural(panel["threads"], "thread")}'
+                    for panel in shown
+                )
+            )
         else:
             means = [panel["mean"] for panel in shown]
-            parts.append(f'attention runs at <strong>{min(means):.2f}&times;</strong> to <strong>{max(means):.2f}&times;</strong> the best peer')
+            parts.append(
+                f"attention runs at <strong>{min(means):.2f}&times;</strong> to <strong>{max(means):.2f}&times;</strong> the best peer"
+            )
     shares = [result.share for result in newest if result.share is not None and result.group != report_charts.PEAK_GROUP]
     if shares:
         shares.sort()
-        parts.append(f'half of {plural(len(shares), "benchmark")} reach <strong>{shares[len(shares) // 2] * 100:.0f} %</strong> or more of what the machine allows')
+        parts.append(
+            f'half of {plural(len(shares), "benchmark")} reach <strong>{shares[len(shares) // 2] * 100:.0f} %</strong> or more of what the machine allows'
+        )
     wrong = sum(result.problem is not None for result in newest)
     if wrong:
         parts.append(f'<strong class="slower">{plural(wrong, "benchmark")} gave no result</strong>')
@@ -259,7 +351,9 @@ def _lead(inputs, newest, panels, lines):
         slower = sum(bool(line["changes"]) and line["changes"][-1]["change"] > 0 for line in lines)
         faster = sum(bool(line["changes"]) and line["changes"][-1]["change"] < 0 for line in lines)
         if slower or faster:
-            parts.append(f"at the last change <strong>{slower}</strong> of {len(lines)} series became slower and <strong>{faster}</strong> faster")
+            parts.append(
+                f"at the last change <strong>{slower}</strong> of {len(lines)} series became slower and <strong>{faster}</strong> faster"
+            )
         else:
             parts.append(f"none of {len(lines)} series changed its level")
     if not parts:
@@ -278,42 +372,85 @@ def build(inputs, title, made, version, plotly_source):
     panels = report_charts.ratio_panels(inputs)
     rooflines = report_charts.roofline_panels(inputs, index_of)
     lines = report_charts.timelines(inputs)
-    changes = {(line["machine"], line["engine"], line["name"], line["isa"], line["threads"]): line["changes"][-1]
-               for line in lines if line["changes"]}
-    data = {
-        "rows": [{
-            "name": result.name, "group": result.group, "engine": result.engine, "machine": result.run.machine, "isa": result.isa,
-            "threads": result.threads, "ms": None if result.seconds is None else result.seconds * 1e3, "gflops": result.gflops,
-            "gbps": result.gbps, "share": result.share, "roof": result.roof, "bound": result.bound, "commit": result.run.commit or "",
-            "date": result.run.date.strftime("%Y-%m-%d"), "problem": result.problem,
-        } for result in newest],
-        "ratios": panels, "rooflines": rooflines, "lines": lines, "ours": OURS,
+    changes = {
+        (line["machine"], line["engine"], line["name"], line["isa"], line["threads"]): line["changes"][-1]
+        for line in lines
+        if line["changes"]
     }
-    unique = lambda values: sorted({value for value in values if value != ""}, key=lambda value: (not isinstance(value, int), value))
-    filters = "".join([
-        _select("machine", "Machine", unique(result.run.machine for result in newest)),
-        _select("group", "Benchmark", unique(result.group for result in newest)),
-        _select("isa", "ISA", unique(result.isa for result in newest)),
-        _select("threads", "Threads", unique(result.threads for result in newest), lambda count: plural(count, "thread")),
-    ])
+    data = {
+        "rows": [
+            {
+                "name": result.name,
+                "group": result.group,
+                "engine": result.engine,
+                "machine": result.run.machine,
+                "isa": result.isa,
+                "threads": result.threads,
+                "ms": None if result.seconds is None else result.seconds * 1e3,
+                "gflops": result.gflops,
+                "gbps": result.gbps,
+                "share": result.share,
+                "roof": result.roof,
+                "bound": result.bound,
+                "commit": result.run.commit or "",
+                "date": result.run.date.strftime("%Y-%m-%d"),
+                "problem": result.problem,
+            }
+            for result in newest
+        ],
+        "ratios": panels,
+        "rooflines": rooflines,
+        "lines": lines,
+        "ours": OURS,
+    }
+    unique = lambda values: sorted(
+        {value for value in values if value != ""}, key=lambda value: (not isinstance(value, int), value)
+    )
+    filters = "".join(
+        [
+            _select("machine", "Machine", unique(result.run.machine for result in newest)),
+            _select("group", "Benchmark", unique(result.group for result in newest)),
+            _select("isa", "ISA", unique(result.isa for result in newest)),
+            _select("threads", "Threads", unique(result.threads for result in newest), lambda count: plural(count, "thread")),
+        ]
+    )
     results = _section(
-        "results", "Results", "The newest result of every benchmark, by the wall; click a heading to sort. An error counter is the "
-        "largest difference from a float64 reference.", _table(newest, changes))
+        "results",
+        "Results",
+        "The newest result of every benchmark, by the wall; click a heading to sort. An error counter is the "
+        "largest difference from a float64 reference.",
+        _table(newest, changes),
+    )
     shown = {id(result.run) for result in newest}
-    notices = "".join(f'<p class="notice">{text(run.file)}: {text(what)}.</p>' for run in inputs.runs
-                      for what in run.doubts if id(run) in shown)
+    notices = "".join(
+        f'<p class="notice">{text(run.file)}: {text(what)}.</p>'
+        for run in inputs.runs
+        for what in run.doubts
+        if id(run) in shown
+    )
     script = (PAGE / "page.js").read_text(encoding="utf-8")
-    policy = (f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {_hash(plotly_source)} {_hash(script)}; "
-              "base-uri 'none'; form-action 'none'")
-    spread = f'{inputs.runs[0].date:%Y-%m-%d}'
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {_hash(plotly_source)} {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    spread = f"{inputs.runs[0].date:%Y-%m-%d}"
     if inputs.runs[-1].date.date() != inputs.runs[0].date.date():
-        spread += f' to {inputs.runs[-1].date:%Y-%m-%d}'
+        spread += f" to {inputs.runs[-1].date:%Y-%m-%d}"
     page = string.Template((PAGE / "page.html").read_text(encoding="utf-8"))
     return page.substitute(
-        policy=policy, version=text(version), title=text(title), style=(PAGE / "page.css").read_text(encoding="utf-8"),
+        policy=policy,
+        version=text(version),
+        title=text(title),
+        style=(PAGE / "page.css").read_text(encoding="utf-8"),
         lead=_lead(inputs, newest, panels, lines),
         made=f'{plural(len(inputs.runs), "result file")} of {spread}; page made on {made:%Y-%m-%d %H:%M} UTC.',
-        notices=notices, filters=filters,
-        sections="\n".join(filter(None, [_ratios(panels), _rooflines(rooflines), _timelines(lines), results, _runs(inputs.runs)])),
-        footer=f'Made by polyhead report {text(version)}. Charts: plotly.js, inside this page; nothing is loaded from anywhere.',
-        data=_json(data), plotly=plotly_source, script=script)
+        notices=notices,
+        filters=filters,
+        sections="\n".join(
+            filter(None, [_ratios(panels), _rooflines(rooflines), _timelines(lines), results, _runs(inputs.runs)])
+        ),
+        footer=f"Made by polyhead report {text(version)}. Charts: plotly.js, inside this page; nothing is loaded from anywhere.",
+        data=_json(data),
+        plotly=plotly_source,
+        script=script,
+    )

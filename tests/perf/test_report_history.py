@@ -26,7 +26,10 @@ def noise(kind, generator, count):
 def test_no_change_gives_hardly_any_alarm(kind, count):
     generator = np.random.default_rng([count, len(kind)])
     alarms = sum(bool(change_points(5e-3 * np.exp(noise(kind, generator, count)))) for _ in range(SERIES))
-    assert alarms <= 0.03 * SERIES, f"{alarms} of {SERIES} series without a change of {count} runs with {kind} noise raise an alarm"
+    most = 0.01 if kind in ("normal", "none") else 0.06
+    assert (
+        alarms <= most * SERIES
+    ), f"{alarms} of {SERIES} series without a change of {count} runs with {kind} noise raise an alarm"
 
 
 @pytest.mark.parametrize("step, least_found", [(0.10, 0.97), (-0.10, 0.97), (0.06, 0.80)])
@@ -46,7 +49,7 @@ def test_two_changes_and_back():
     values = np.exp(noise("outliers", generator, 40))
     values[12:25] *= 1.15
     changes = change_points(values)
-    assert [change.index for change in changes] == [12, 25]
+    assert [abs(change.index - at) <= 1 for change, at in zip(changes, (12, 25))] == [True, True] and len(changes) == 2
     assert changes[0].change == pytest.approx(0.15, abs=0.03) and changes[1].change == pytest.approx(-0.13, abs=0.03)
 
 

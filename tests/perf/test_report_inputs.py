@@ -25,8 +25,16 @@ def test_names_give_instruction_set_and_threads():
 
 def test_repetitions_become_a_median_with_quartiles(tmp_path):
     times = [1.0, 9.0, 2.0, 3.0, 2.5]
-    entries = [report_files.entry("a/avx2/threads:1/real_time", ms, 10 / ms, 1, repetition=index) for index, ms in enumerate(times)]
-    aggregate = {**entries[0], "name": "a/avx2/threads:1/real_time_mean", "run_type": "aggregate", "aggregate_name": "mean", "real_time": 3.5}
+    entries = [
+        report_files.entry("a/avx2/threads:1/real_time", ms, 10 / ms, 1, repetition=index) for index, ms in enumerate(times)
+    ]
+    aggregate = {
+        **entries[0],
+        "name": "a/avx2/threads:1/real_time_mean",
+        "run_type": "aggregate",
+        "aggregate_name": "mean",
+        "real_time": 3.5,
+    }
     (tmp_path / "a.json").write_text(json.dumps({"context": report_files.context(0), "benchmarks": entries + [aggregate]}))
     (result,) = report_inputs.read_folder(tmp_path).results
     assert result.seconds == pytest.approx(2.5e-3) and result.quartiles == pytest.approx((2e-3, 3e-3))
@@ -67,7 +75,10 @@ def test_empty_and_missing_folders(tmp_path):
 
 SUITE_FAULTS = {
     "benchmarks[0] without a time": (lambda d: d["benchmarks"][0].pop("real_time"), "attention/bert-128/.*real_time"),
-    "a time of 0": (lambda d: d["benchmarks"][0].update(real_time=0), "attention/bert-128/.*real_time is 0.0, expected a time above 0"),
+    "a time of 0": (
+        lambda d: d["benchmarks"][0].update(real_time=0),
+        "attention/bert-128/.*real_time is 0.0, expected a time above 0",
+    ),
     "not a number": (lambda d: d["benchmarks"][1].update({"GFLOP/s": float("nan")}), "attention/bert-512/.*GFLOP/s"),
     "a counter that is a text": (lambda d: d["benchmarks"][1].update({"GB/s": "fast"}), "attention/bert-512/.*GB/s"),
     "another unit": (lambda d: d["benchmarks"][0].update(time_unit="h"), "attention/bert-128/.*time_unit"),
@@ -123,7 +134,9 @@ def test_half_a_file_is_an_error_and_all_faults_are_told(tmp_path):
 
 
 def test_doubts_about_a_run_are_kept(tmp_path):
-    report_files.suite_file(tmp_path / "a.json", 0, library_build_type="debug", slow_down="10", commit="1234567-dirty", governor="powersave")
+    report_files.suite_file(
+        tmp_path / "a.json", 0, library_build_type="debug", slow_down="10", commit="1234567-dirty", governor="powersave"
+    )
     (run,) = report_inputs.read_folder(tmp_path).runs
     assert run.doubts == ["a debug build", "slowed down on purpose (slow_down 10)"]
     assert run.cautions == ["uncommitted changes", "frequency scaling"]

@@ -81,9 +81,12 @@ def test_hostile_texts_stay_texts(page):
     assert document.all("img") == [], "a name of a benchmark has become an element"
     assert len(document.all("script")) == 3
     assert not any(name.startswith("on") for _, attributes in document.elements for name in attributes)
-    assert any(report_files.HOSTILE in text for text in document.texts["td"]) or report_files.HOSTILE in "".join(document.texts["td"])
+    assert any(report_files.HOSTILE in text for text in document.texts["td"]) or report_files.HOSTILE in "".join(
+        document.texts["td"]
+    )
     assert any(row["name"] == f"attention/{report_files.HOSTILE}" for row in data_of(page)["rows"]) or any(
-        report_files.HOSTILE.replace("</script>", "") in row["name"].replace("</script>", "") for row in data_of(page)["rows"])
+        report_files.HOSTILE.replace("</script>", "") in row["name"].replace("</script>", "") for row in data_of(page)["rows"]
+    )
     assert document.texts["title"] == ["Speed of <Polyhead>"]
 
 
@@ -133,19 +136,28 @@ def test_peak_benchmarks_serve_as_roofs_where_results_name_none(tmp_path):
     document = json.loads((tmp_path / "a.json").read_text())
     document["benchmarks"] += [
         report_files.entry("peak/multiply_add/avx2/threads:1/real_time", 1.0, **{"GFLOP/s": 95.0}),
-        report_files.entry("peak/read/512MB/avx2/threads:1/real_time", 1.0, **{"GB/s": 15.0})]
+        report_files.entry("peak/read/512MB/avx2/threads:1/real_time", 1.0, **{"GB/s": 15.0}),
+    ]
     (tmp_path / "a.json").write_text(json.dumps(document))
     (panel,) = [panel for panel in data_of(page_of(tmp_path))["rooflines"] if panel["threads"] == 1]
     assert {(roof["kind"], roof["name"], roof["rate"]) for roof in panel["roofs"]} == {
-        ("arithmetic", "multiply_add avx2", 95.0), ("read", "read 512MB avx2", 15.0)}
+        ("arithmetic", "multiply_add avx2", 95.0),
+        ("read", "read 512MB avx2", 15.0),
+    }
 
 
 def test_machines_are_apart(tmp_path):
     data = data_of(page_of(report_files.three_machines_folder(tmp_path)))
     assert [(panel["machine"], panel["part"], panel["threads"]) for panel in data["ratios"][:2]] == [
-        ("AMD EPYC", "attention", 1), ("AMD EPYC", "attention", 2)]
+        ("AMD EPYC", "attention", 1),
+        ("AMD EPYC", "attention", 2),
+    ]
     assert len(data["ratios"]) == 3 * 2 * 2 and len(data["rooflines"]) == 3 * 2 and data["lines"] == []
-    assert {row["machine"] for row in data["rows"]} == {"AMD EPYC", "Intel Xeon Platinum 8480+", "AMD EPYC 9R14 96-Core Processor"}
+    assert {row["machine"] for row in data["rows"]} == {
+        "AMD EPYC",
+        "Intel Xeon Platinum 8480+",
+        "AMD EPYC 9R14 96-Core Processor",
+    }
 
 
 def test_ratios_are_of_medians_to_the_best_peer(tmp_path):
@@ -183,7 +195,7 @@ def test_controls_have_names_and_headings_are_in_order(page):
 
 
 def luminance(colour):
-    parts = [int(colour[index:index + 2], 16) / 255 for index in (1, 3, 5)]
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     red, green, blue = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -191,7 +203,9 @@ def luminance(colour):
 def test_colours_stand_out_in_both_schemes():
     """WCAG 2: 4.5 for text, 3 for marks."""
     css = (report_page.PAGE / "page.css").read_text()
-    schemes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)]
+    schemes = [
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    ]
     assert len(schemes) == 3
     for scheme in schemes:
         for ground in ("page", "surface"):

@@ -73,14 +73,25 @@
     font: font(), paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, showlegend: false, hovermode: "closest",
     hoverlabel: { bgcolor: colour("--page"), bordercolor: colour("--muted"), font: font(), align: "left" }, ...more,
   });
+  const PAPER = 660;  // pixels: an A4 page between its margins
+  let paper = false;
+  const widthOf = (element) => Math.max(paper ? Math.min(PAPER, element.clientWidth) : element.clientWidth, 200);
   const draw = (element, traces, shape) =>
-    Plotly.react(element, traces, layout({ width: Math.max(element.clientWidth, 200), ...shape }), { displayModeBar: false, showTips: false });
+    Plotly.react(element, traces, layout({ width: widthOf(element), ...shape }), { displayModeBar: false, showTips: false });
+  const labelRoom = (labels) => 12 + 7.4 * Math.max(...labels.map((label) => label.length));  // pixels, at 13 a letter
 
-  const logTicks = (low, high, steps, name) => {
-    const values = [];
-    for (let power = -9; power < 10; ++power) for (const step of steps) values.push(step * 10 ** power);
-    const inside = values.filter((value) => value >= low && value <= high);
-    return { tickvals: inside, ticktext: inside.map((value) => name(Number(value.toPrecision(3)))) };
+  // Ticks of a logarithmic axis, of the densest set whose labels keep `apart` pixels from each other.
+  const STEPS = [[1, 1.5, 2, 3, 4, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1]];
+  const logTicks = (low, high, pixels, apart, name) => {
+    const place = (value) => pixels * Math.log(value / low) / Math.log(high / low);
+    let inside = [];
+    for (const steps of STEPS) {
+      inside = [];
+      for (let power = -9; power < 10; ++power) for (const step of steps) inside.push(Number((step * 10 ** power).toPrecision(3)));
+      inside = inside.filter((value) => value >= low && value <= high);
+      if (inside.every((value, index) => index === 0 || place(value) - place(inside[index - 1]) >= apart)) break;
+    }
+    return { tickvals: inside, ticktext: inside.map(name), tickangle: 0 };
   };
 
   const legend = (list, items) => {
@@ -138,14 +149,18 @@
     }
     const mean = Math.exp(cases.reduce((sum, row) => sum + Math.log(row.ratio), 0) / cases.length);
     const vertical = (x, line) => ({ type: "line", x0: x, x1: x, y0: 0.4, y1: cases.length + 0.6, layer: "below", line });
-    const wide = high / low > 12;
+    const names = cases.map((row) => row.case), left = labelRoom(names), right = 52;
     draw(element, traces, {
-      height: cases.length * 27 + 62, margin: { l: 8, r: 12, t: 6, b: 42 },
+      height: cases.length * 27 + 62, margin: { l: left, r: right, t: 6, b: 46 },
       xaxis: axis({
         type: "log", range: [Math.log10(low), Math.log10(high)], title: { text: "speed, best peer = 1", font: { size: 12, color: colour("--muted") }, standoff: 6 },
-        ...logTicks(low, high, wide ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 6], (value) => `${value}×`),
+        ...logTicks(low, high, widthOf(element) - left - right, 38, (value) => `${value}×`),
       }),
-      yaxis: axis({ range: [0.4, cases.length + 0.6], tickvals: place, ticktext: cases.map((row) => `${plain(row.case)} `), tickfont: { color: colour("--text") }, showgrid: false }),
+      yaxis: axis({ range: [0.4, cases.length + 0.6], tickvals: place, ticktext: names.map((name) => `${plain(name)} `), tickfont: { color: colour("--text") }, showgrid: false }),
+      annotations: cases.map((row, index) => ({
+        xref: "paper", x: 1, xanchor: "left", xshift: 4, y: place[index], yanchor: "middle", showarrow: false, text: `${row.ratio.toFixed(2)}×`,
+        font: { size: 13, color: colour(row.ratio < 1 ? "--bad" : "--text") },
+      })),
       shapes: [vertical(1, { color: colour("--muted"), width: 1.5 }), vertical(mean, { color: colour("--engine-polyhead"), width: 1.5, dash: "dash" })],
     });
     return true;
@@ -165,21 +180,21 @@
     const top = Math.max(0, ...flat.map((roof) => roof.rate));
     const xs = points.map((point) => point.x), ys = points.map((point) => point.y);
     const knees = top ? slanted.map((roof) => top / roof.rate) : [];
-    const left = Math.min(...xs, ...knees) / 2.2, right = Math.max(...xs, ...knees) * 2.2;
+    const left = Math.min(...xs, ...knees) / (narrow() ? 5 : 2.5), right = Math.max(...xs, ...knees) * 2.2;
     const bottom = Math.min(...ys, ...slanted.map((roof) => roof.rate * Math.min(...xs))) / 2, ceiling = Math.max(top, ...ys) * 2;
     const traces = [], labels = [];
-    const plotHeight = narrow() ? 330 : 380, rows = groups.filter((group) => points.some((point) => point.row.group === group && point.row.share !== null));
+    const plotHeight = narrow() ? 310 : 380, rows = groups.filter((group) => points.some((point) => point.row.group === group && point.row.share !== null));
     for (const roof of slanted) {
       const end = top ? Math.min(right, top / roof.rate) : right;
       const begin = Math.max(left, bottom / roof.rate);
       traces.push({ x: [begin, end], y: [begin * roof.rate, end * roof.rate], mode: "lines", line: { color: colour("--muted"), width: 1.5 }, hoverinfo: "skip" });
-      labels.push({ x: begin, y: begin * roof.rate, text: `${plain(roof.name)} ${three(roof.rate)} GB/s`, xanchor: "left" });
+      labels.push({ begin, end, rate: roof.rate, text: `${plain(roof.name)} ${three(roof.rate)} GB/s`, slanted: true });
     }
     const fastest = Math.max(0, ...slanted.map((roof) => roof.rate));
     for (const roof of flat) {
       const begin = fastest ? Math.max(left, roof.rate / fastest) : left;
       traces.push({ x: [begin, right], y: [roof.rate, roof.rate], mode: "lines", line: { color: colour("--muted"), width: 1.5 }, hoverinfo: "skip" });
-      labels.push({ x: right, y: roof.rate, text: `${plain(roof.name)} ${three(roof.rate)} GFLOP/s`, xanchor: "right" });
+      labels.push({ x: right, y: roof.rate, text: `${plain(roof.name)} ${three(roof.rate)} GFLOP/s`, slanted: false });
     }
     for (const group of groups) {
       const of = points.filter((point) => point.row.group === group);
@@ -196,34 +211,47 @@
         });
       }
     }
-    // Labels keep 15 pixels from each other: those that would touch move up.
-    const pixel = (y) => plotHeight * (Math.log10(y) - Math.log10(bottom)) / (Math.log10(ceiling) - Math.log10(bottom));
-    for (const side of ["left", "right"]) {
-      let last = -Infinity;
-      for (const label of labels.filter((of) => of.xanchor === side).sort((a, b) => a.y - b.y)) {
-        const wanted = pixel(label.y) + 9, at = Math.max(wanted, last + 15);
-        label.shift = at - pixel(label.y);
-        last = at;
-      }
+    // Labels lie on their lines: those of flat ones at the right end, moved up where two would touch; those of slanted ones along
+    // them, at one place and another in turn, so that near lines can be told apart.
+    const margin = labelRoom([...rows, "10000   "]), plotWidth = widthOf(element) - margin - 14;
+    const acrossPixel = (x) => plotWidth * Math.log(x / left) / Math.log(right / left);
+    const pixel = (y) => plotHeight * Math.log(y / bottom) / Math.log(ceiling / bottom);
+    const angle = Math.atan((plotHeight / Math.log(ceiling / bottom)) / (plotWidth / Math.log(right / left)));
+    let last = -Infinity;
+    for (const label of labels.filter((of) => !of.slanted).sort((a, b) => a.y - b.y)) {
+      const at = Math.max(pixel(label.y) + 9, last + 15);
+      Object.assign(label, { xanchor: "right", angle: 0, across: 0, up: at - pixel(label.y) });
+      last = at;
     }
-    const strip = rows.length ? rows.length * 24 + 48 : 0;
-    const height = plotHeight + 56 + strip, share = (pixels) => pixels / (height - 16);
+    labels.filter((of) => of.slanted).sort((a, b) => a.rate - b.rate).forEach((label, index) => {
+      const length = Math.hypot(acrossPixel(label.end) - acrossPixel(label.begin), pixel(label.end * label.rate) - pixel(label.begin * label.rate));
+      const half = Math.min(0.5, (label.text.length * 3.1 + 16) / length);
+      const part = index % 2 ? Math.max(half, Math.min(1 - half, 0.66)) : half;
+      label.x = label.begin * (label.end / label.begin) ** part;
+      Object.assign(label, { y: label.x * label.rate, xanchor: "center", angle: -angle * 180 / Math.PI, across: -8 * Math.sin(angle), up: 8 * Math.cos(angle) });
+    });
+    const strip = rows.length ? rows.length * 24 + 56 : 0;
+    const height = plotHeight + 64 + strip, share = (pixels) => Math.max(0, pixels / (height - 56));
+    const title = (text) => ({ text, font: { size: 12, color: colour("--muted") }, standoff: 4 });
     draw(element, traces, {
-      height, margin: { l: 8, r: 12, t: 8, b: 8 },
-      xaxis: axis({ type: "log", range: [Math.log10(left), Math.log10(right)], anchor: "y", title: { text: "operations a byte", font: { size: 12, color: colour("--muted") }, standoff: 4 },
-        ...logTicks(left, right, right / left > 300 ? [1] : [1, 2, 5], String) }),
-      yaxis: axis({ type: "log", range: [Math.log10(bottom), Math.log10(ceiling)], domain: [1 - share(plotHeight), 1], title: { text: "GFLOP/s", font: { size: 12, color: colour("--muted") }, standoff: 4 },
-        ...logTicks(bottom, ceiling, ceiling / bottom > 300 ? [1] : [1, 2, 5], String) }),
+      height, margin: { l: margin, r: 14, t: 8, b: 48 },
+      xaxis: axis({ type: "log", range: [Math.log10(left), Math.log10(right)], anchor: "y", automargin: false, title: title("operations a byte"), ...logTicks(left, right, plotWidth, 40, String) }),
+      yaxis: axis({
+        type: "log", range: [Math.log10(bottom), Math.log10(ceiling)], domain: [1 - share(plotHeight), 1], automargin: false, title: title("GFLOP/s"),
+        ...logTicks(bottom, ceiling, plotHeight, 26, String),
+      }),
       ...(rows.length ? {
-        xaxis2: axis({ range: [0, Math.max(105, ...points.map((point) => (point.row.share || 0) * 105))], anchor: "y2", ticksuffix: " %", tickvals: [0, 25, 50, 75, 100],
-          title: { text: "share of its bound", font: { size: 12, color: colour("--muted") }, standoff: 4 } }),
-        yaxis2: axis({ range: [0.4, rows.length + 0.6], domain: [share(44), share(44 + rows.length * 24)], tickvals: rows.map((_, index) => rows.length - index), ticktext: rows.map((row) => `${plain(row)} `),
+        xaxis2: axis({
+          range: [0, Math.max(105, ...points.map((point) => (point.row.share || 0) * 105))], anchor: "y2", automargin: false, title: title("share of its bound"),
+          tickvals: [0, 25, 50, 75, 100], ticktext: ["0", "25 %", "50 %", "75 %", "100 %"],
+        }),
+        yaxis2: axis({ range: [0.4, rows.length + 0.6], domain: [0, share(rows.length * 24)], automargin: false, tickvals: rows.map((_, index) => rows.length - index), ticktext: rows.map((row) => `${plain(row)} `),
           tickfont: { color: colour("--text") }, showgrid: false }),
         shapes: [{ type: "line", xref: "x2", yref: "y2", x0: 100, x1: 100, y0: 0.4, y1: rows.length + 0.6, line: { color: colour("--muted"), width: 1.5 } }],
       } : {}),
       annotations: labels.map((label) => ({
-        x: Math.log10(label.x), y: Math.log10(label.y), text: label.text, xanchor: label.xanchor, yanchor: "middle", showarrow: false, yshift: label.shift,
-        font: { size: 11.5, color: colour("--muted") }, bgcolor: colour("--surface"), borderpad: 0,
+        x: Math.log10(label.x), y: Math.log10(label.y), text: label.text, xanchor: label.xanchor, yanchor: "middle", showarrow: false,
+        xshift: label.across, yshift: label.up, textangle: label.angle, font: { size: 11.5, color: colour("--muted") },
       })),
     });
     return true;
@@ -266,15 +294,15 @@
     }));
     const ends = [...new Set([0, ...line.changes.map((change) => change.index), line.points.length - 1])];
     // Date labels only where there is room for them: about 80 pixels each, the ends first.
-    const room_x = element.clientWidth - 70, at = (index) => room_x * index / Math.max(1, line.points.length - 1);
+    const room_x = widthOf(element) - 100, at = (index) => room_x * index / Math.max(1, line.points.length - 1);
     const kept = [];
     for (const index of [0, line.points.length - 1, ...ends]) if (kept.every((other) => Math.abs(at(other) - at(index)) >= 84)) kept.push(index);
     draw(element, traces, {
-      height: 230, margin: { l: 8, r: 16, t: 22, b: 30 },
+      height: 230, margin: { l: 8, r: 38, t: 22, b: 30 },
       xaxis: axis(byRun ? {
         range: [0.5 - line.points.length * 0.02, line.points.length + 0.5 + line.points.length * 0.02], tickvals: kept.map((index) => index + 1),
-        ticktext: kept.map((index) => line.points[index].date.slice(0, 10)), showgrid: false,
-      } : { type: "date", nticks: 4, showgrid: false }),
+        ticktext: kept.map((index) => line.points[index].date.slice(0, 10)), showgrid: false, tickangle: 0,
+      } : { type: "date", nticks: 4, showgrid: false, tickangle: 0 }),
       yaxis: axis({ range: [low - room, high + room], ticksuffix: ` ${scale[0]}`, nticks: 5 }),
       shapes: marks.map((mark) => ({
         type: "line", x0: mark.at, x1: mark.at, yref: "paper", y0: 0, y1: 1, line: { color: colour(mark.change > 0 ? "--bad" : "--good"), width: 1.5, dash: "dot" },
@@ -343,8 +371,8 @@
   const keys = heads.map((head) => head.dataset.sort);
   const values = rows.map(({ element }) => [...element.cells].map((cell) => cell.dataset.value));
   rows.forEach((row, index) => { row.values = values[index]; });
-  const PAGE_OF_ROWS = 60;
-  let rowsShown = PAGE_OF_ROWS, order = { key: null, down: false };
+  const pageOfRows = () => (narrow() ? 15 : 50);
+  let rowsShown = pageOfRows(), order = { key: null, down: false };
 
   const compare = (left, right, numeric) => {
     if (left === undefined || right === undefined) return left === right ? 0 : left === undefined ? Infinity : -Infinity;
@@ -382,7 +410,7 @@
   // ---- events
 
   const showCharts = () => { showPanels(); showLines(); };
-  const filtered = () => { rowsShown = PAGE_OF_ROWS; linesShown = PAGE_OF_LINES; writeAddress(); showRows(); showCharts(); };
+  const filtered = () => { rowsShown = pageOfRows(); linesShown = PAGE_OF_LINES; writeAddress(); showRows(); showCharts(); };
   let waiting = 0;
   const soon = (work, after) => { clearTimeout(waiting); waiting = setTimeout(work, after); };
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
@@ -404,18 +432,22 @@
   const closed = () => [...document.querySelectorAll("details:not([open])")];
   let opened = [];
   const onPaper = (printing) => {
+    if (printing === paper) return;
+    paper = printing;
     if (printing) {
       opened = closed();
       opened.forEach((details) => { details.open = true; });
       rowsShown = Infinity;
     } else {
       opened.forEach((details) => { details.open = false; });
-      rowsShown = PAGE_OF_ROWS;
+      rowsShown = pageOfRows();
     }
     showRows();
     showCharts();
   };
   print.addEventListener("change", (event) => onPaper(event.matches));
+  window.addEventListener("beforeprint", () => onPaper(true));
+  window.addEventListener("afterprint", () => onPaper(false));
 
   data.machines = new Set(data.rows.map((row) => row.machine)).size;
   readAddress();
