@@ -45,9 +45,9 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
                         "anything, nine or more, are made in any case")
     parser.add_argument("--min-time", type=_positive, default=0.02, metavar="SECONDS",
                         help="of one measurement (default %(default)g)")
-    parser.add_argument("--inner", type=_count, default=3, metavar="N",
+    parser.add_argument("--inner", type=positive_count, default=3, metavar="N",
                         help="measurements in one process, whose median counts (default %(default)s)")
-    parser.add_argument("--per-process", type=_count, default=1, metavar="N",
+    parser.add_argument("--per-process", type=positive_count, default=1, metavar="N",
                         help="benchmarks measured by one process; more save time where programs are slow to start, "
                         "and lie further apart in time (default %(default)s)")
     parser.add_argument("--pin", type=_pin, default="auto", metavar="CPU|auto|none",
@@ -62,7 +62,7 @@ def _positive(text: str) -> float:
     return value
 
 
-def _count(text: str) -> int:
+def positive_count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
@@ -83,6 +83,14 @@ def _flags(text: str) -> tuple:
     return tuple(shlex.split(text))
 
 
+def split_extra(arguments: list) -> tuple:
+    """(our own arguments, what stands after --): the latter is for the builds; argparse would take it for file names."""
+    if "--" not in arguments:
+        return arguments, ()
+    at = arguments.index("--")
+    return arguments[:at], tuple(arguments[at + 1 :])
+
+
 def parse_arguments(arguments: list, program: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=program, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,11 +109,7 @@ def parse_arguments(arguments: list, program: str) -> argparse.Namespace:
     parser.add_argument("--candidate-flags", type=_flags, default=(), metavar="FLAGS", help="flags for the candidate alone")
     parser.add_argument("--json", metavar="OUT", help="write the result with all times there")
     parser.add_argument("--quiet", action="store_true", help="the summary alone, without the table")
-    # What stands after -- is for the builds; argparse would take it for file names.
-    own, extra = arguments, []
-    if "--" in arguments:
-        at = arguments.index("--")
-        own, extra = arguments[:at], arguments[at + 1 :]
+    own, extra = split_extra(arguments)
     # Flags begin with dashes, which argparse takes for options of its own unless they are joined by =.
     joined: list = []
     for argument in own:
@@ -114,7 +118,7 @@ def parse_arguments(arguments: list, program: str) -> argparse.Namespace:
         else:
             joined.append(argument)
     options = parser.parse_args(joined)
-    options.extra = tuple(extra)
+    options.extra = extra
     if options.baseline or options.candidate:
         if options.files or not (options.baseline and options.candidate):
             parser.error("expected either two result files, or --baseline and --candidate")

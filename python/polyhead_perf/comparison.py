@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from . import judgement
 from .judgement import FASTER, INTERVAL_LEVEL, SAME, SLOWER, UNCLEAR, Judge, Judgement
+from .results import base_name
 
 SCHEMA = "polyhead-compare/1"
 EXIT_STATUS = {SAME: 0, FASTER: 0, SLOWER: 1, UNCLEAR: 2}
@@ -71,17 +72,23 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:#.3g} ns".replace(". ", " ")
 
 
+def short_names(names) -> dict:
+    """name -> what a table calls it: without the time kind's suffixes, where that leaves names different."""
+    short = {name: base_name(name) for name in names}
+    return short if len(set(short.values())) == len(short) else {name: name for name in names}
+
+
 def table(comparison: Comparison, colour: bool = False) -> str:
     pairs = "pairs" if comparison.paired else "runs"
     head = ("benchmark", "baseline", "candidate", "change", f"{INTERVAL_LEVEL:.0%} interval", pairs, "verdict")
-    rows = []
+    rows, called = [], short_names(comparison.judge.benchmarks)
     for judged in comparison.by_effect():
         first, second = comparison.times[judged.name]
-        rows.append((judged.name, duration(statistics.median(first)), duration(statistics.median(second)), percent(judged.estimate),
+        rows.append((called[judged.name], duration(statistics.median(first)), duration(statistics.median(second)), percent(judged.estimate),
                      interval(judged), str(judged.repetitions), judged.verdict))
     if len(rows) > 1:
         together = comparison.judge.together
-        rows.append(("geometric mean", "", "", percent(together.estimate), interval(together), "", together.verdict))
+        rows.append(("geometric mean", "", "", percent(together.estimate), interval(together), "", together.verdict if comparison.paired else ""))
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     lines = []
     for row in [head, *rows]:
@@ -115,8 +122,9 @@ def _extent(judged: list) -> str:
     return f"by {largest}" if smallest == largest else f"by {smallest} to {largest}"
 
 
-def _named(judged: list, most: int = 3) -> str:
-    names = ", ".join(one.name for one in judged[:most])
+def _named(comparison: Comparison, judged: list, most: int = 3) -> str:
+    called = short_names(comparison.judge.benchmarks)
+    names = ", ".join(called[one.name] for one in judged[:most])
     return names + (f" and {len(judged) - most} more" if len(judged) > most else "")
 
 
@@ -127,18 +135,18 @@ def summary(comparison: Comparison) -> str:
     min_effect = 100 * judge.rules.min_effect
     sentences = []
     if slower:
-        sentences.append(f"SLOWER: {len(slower)} of {_count(total)} {_verb(slower, 'take')} longer, {_extent(slower)}: {_named(slower)}.")
+        sentences.append(f"SLOWER: {len(slower)} of {_count(total)} {_verb(slower, 'take')} longer, {_extent(slower)}: {_named(comparison, slower)}.")
     elif judge.together.verdict == SLOWER:
         sentences.append(f"SLOWER: all {total} benchmarks together take {_size(judge.together.estimate)} longer.")
     elif unclear:
-        sentences.append(f"COULD NOT TELL for {len(unclear)} of {_count(total)}: {_named(unclear)}.")
+        sentences.append(f"COULD NOT TELL for {len(unclear)} of {_count(total)}: {_named(comparison, unclear)}.")
     elif faster:
         sentences.append("FASTER: nothing takes longer.")
     else:
         sentences.append(f"THE SAME: no benchmark of {total} differs by {min_effect:g} % or more." if total > 1 else
                          f"THE SAME: no difference of {min_effect:g} % or more.")
     if faster:
-        sentences.append(f"{len(faster)} of {_count(total)} {_verb(faster, 'take')} less time, {_extent(faster)}: {_named(list(reversed(faster)))}.")
+        sentences.append(f"{len(faster)} of {_count(total)} {_verb(faster, 'take')} less time, {_extent(faster)}: {_named(comparison, list(reversed(faster)))}.")
     if same and len(same) < total:
         sentences.append(f"{len(same)} {_be(same)} the same.")
     if unclear:
