@@ -39,6 +39,12 @@ if(POLYHEAD_SHARED)
   add_library(polyhead::polyhead ALIAS polyhead)
 endif()
 
+# For plugins of the benchmarks (polyhead/bench_plugin.h): headers alone, nothing to link.
+add_library(polyhead_bench_plugin INTERFACE)
+target_include_directories(polyhead_bench_plugin INTERFACE ${include_directories})
+set_target_properties(polyhead_bench_plugin PROPERTIES EXPORT_NAME bench_plugin)
+add_library(polyhead::bench_plugin ALIAS polyhead_bench_plugin)
+
 if(NOT POLYHEAD_INSTALL)
   return()
 endif()
@@ -50,6 +56,8 @@ if(POLYHEAD_SHARED)
 endif()
 install(TARGETS polyhead_static EXPORT polyheadStaticTargets)
 install(EXPORT polyheadStaticTargets NAMESPACE polyhead:: DESTINATION ${package_directory})
+install(TARGETS polyhead_bench_plugin EXPORT polyheadPluginTargets)
+install(EXPORT polyheadPluginTargets NAMESPACE polyhead:: DESTINATION ${package_directory})
 install(DIRECTORY include/polyhead DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(FILES ${PROJECT_BINARY_DIR}/include/polyhead/version.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/polyhead)
 

@@ -1,72 +1,12 @@
 """Runs the polyhead command: test_command_line.py PATH_TO_POLYHEAD [unittest's arguments]."""
 
 import json
-import math
 import os
-import random
-import subprocess
-import sys
-import tempfile
-import unittest
 
 import formula
-from files import read_npy, size_of, write_npy, write_safetensors
-
-COMMAND = ""
-
-
-def run(*arguments, **variables):
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("POLYHEAD_")}
-    environment.update(variables)
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=120)
-
-
-def nested(shape, values):
-    if len(shape) == 1:
-        return list(values)
-    step = size_of(shape[1:])
-    return [nested(shape[1:], values[i * step : (i + 1) * step]) for i in range(shape[0])]
-
-
-def flat(tree):
-    return [leaf for branch in tree for leaf in flat(branch)] if isinstance(tree, list) else [tree]
-
-
-class CommandTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-        self.random = random.Random(self.id())
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def array(self, name, *shape):
-        """Writes a random array; returns its file's path and its values as nested lists, rounded as the file holds them."""
-        write_npy(self.path(name), shape, [self.random.gauss(0, 1) for _ in range(size_of(shape))])
-        return self.path(name), nested(shape, read_npy(self.path(name))[1])
-
-    def succeed(self, *arguments, **variables):
-        result = run(*arguments, **variables)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertEqual(result.stderr, "")
-        return result.stdout
-
-    def refuse(self, status, *arguments, says="", **variables):
-        result = run(*arguments, **variables)
-        self.assertEqual(result.returncode, status, (arguments, result.stdout, result.stderr))
-        self.assertRegex(result.stderr, r"\Apolyhead: [^\n]+\n\Z", "an error is one line")
-        self.assertIn(says, result.stderr)
-        return result
-
-    def assert_close(self, path, expected, tolerance=2e-5):
-        _, values = read_npy(path)
-        expected = flat(expected)
-        self.assertEqual(len(values), len(expected))
-        for index, (got, wanted) in enumerate(zip(values, expected)):
-            if got != wanted:  # equal infinities are right
-                self.assertLessEqual(abs(got - wanted), tolerance, f"element {index}: {got}, expected {wanted}")
+import harness
+from files import read_npy, write_npy, write_safetensors
+from harness import CommandTest, flat
 
 
 class UsageTest(CommandTest):
@@ -343,65 +283,5 @@ class RunLayerTest(CommandTest):
         self.refuse(1, "run", "layer", "--weights", file, "--heads", 2, *options, says="w.safetensors")
 
 
-class BenchTest(CommandTest):
-    def test_list(self):
-        names = [line.split()[0] for line in self.succeed("bench", "--list").splitlines()]
-        self.assertIn("bert-128", names)
-        self.assertIn("decode-b1", names)
-        self.assertEqual(len(names), len(set(names)))
-
-    def test_workload_and_shape_with_json(self):
-        text = self.succeed(
-            "bench",
-            "tiny",
-            "--shape",
-            "b=2,h=4,g=2,t=9,s=33,d=24,e=16",
-            "--causal",
-            "bottom-right",
-            "--window",
-            "7,0",
-            "--key-lengths",
-            "--threads",
-            1,
-            "--min-time",
-            "0.01",
-            "--json",
-            self.path("r.json"),
-        )
-        self.assertIn("tiny", text)
-        with open(self.path("r.json")) as file:
-            document = json.load(file, parse_constant=lambda name: self.fail(f"{name} in JSON"))
-        self.assertTrue({"date", "cpu", "isa", "polyhead_version"} <= set(document["context"]))
-        self.assertEqual(len(document["benchmarks"]), 2)
-        for entry in document["benchmarks"]:
-            self.assertEqual(entry["run_type"], "iteration")
-            self.assertEqual(entry["time_unit"], "ms")
-            self.assertGreater(entry["iterations"], 0)
-            self.assertTrue(0 < entry["min_ms"] <= entry["real_time"])
-            self.assertTrue(math.isfinite(entry["GFLOP/s"]) and entry["GFLOP/s"] > 0)
-            self.assertLess(entry["error"], 1e-4)
-
-    def test_wrong_requests(self):
-        for arguments in (
-            ["bert-129"],
-            ["--shape", "t=1"],
-            ["--shape", "t=1,d=0"],
-            ["--shape", "t=1,d=8,x=2"],
-            ["--shape", "t=1,d=8,t=2"],
-            ["--shape", "h=3,g=2,t=1,d=8"],
-            ["--shape", "words"],
-            ["tiny", "--causal", "top-left"],
-            ["--shape", "t=1,d=8", "--causal", "sideways"],
-            ["tiny", "--min-time", "-1"],
-        ):
-            self.refuse(2, "bench", *arguments, says="--help")
-        self.refuse(
-            1, "bench", "tiny", "--min-time", "0.01", "--threads", 1, "--json", self.path("missing/r.json"), says="r.json"
-        )
-
-
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    COMMAND = os.path.abspath(sys.argv.pop(1))
-    unittest.main()
+    harness.main(__doc__)

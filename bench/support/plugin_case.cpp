@@ -1,0 +1,287 @@
+#include "support/plugin_case.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <sstream>
+
+#include "platform/cpu_limits.hpp"
+#include "polyhead/error.hpp"
+#include "support/plugin_guard.hpp"
+
+namespace polyhead::bench {
+namespace {
+
+// Nothing that attention computes, and as bits it is told from every other NaN.
+constexpr std::uint32_t margin_bits = 0x7FA5A5A5u;
+// Of the largest |value|, for elements that float64 is not computed for: an order above rounding, and below any wrong row.
+constexpr double near_ours = 1e-4;
+
+class Message {
+ public:
+  Message() { text_[0] = '\0'; }  // no more: it is made inside what is timed
+  polyhead_bench_message view() { return {text_, sizeof text_}; }
+  std::string text() const {
+    const std::string reason = one_line(text_, sizeof text_);
+    return reason.empty() ? "(it gives no reason)" : reason;
+  }
+
+ private:
+  char text_[1000];
+};
+
+std::int64_t count_of(const TensorView& view) {
+  return view.element_count();
+}
+
+float* data_of(const TensorView& view) {
+  return static_cast<float*>(view.data);
+}
+
+polyhead_bench_operand operand(float* data, const TensorView& like) {
+  polyhead_bench_operand result{};
+  result.data = data;
+  for (int i = 0; i < 4; ++i)
+    result.strides[i] = like.strides[static_cast<std::size_t>(i)] * static_cast<std::int64_t>(sizeof(float));
+  return result;
+}
+
+polyhead_bench_causal causal_code(Causal causal) {
+  switch (causal) {
+    case Causal::top_left:
+      return POLYHEAD_BENCH_TOP_LEFT;
+    case Causal::bottom_right:
+      return POLYHEAD_BENCH_BOTTOM_RIGHT;
+    default:
+      return POLYHEAD_BENCH_NOT_CAUSAL;
+  }
+}
+
+// Four chains, so that it keeps up with reading memory.
+std::uint64_t hash(const void* data, std::size_t bytes, std::uint64_t seed) {
+  constexpr std::uint64_t factor = 0x9E3779B97F4A7C15u;
+  std::uint64_t chains[4] = {seed, seed + 1, seed + 2, seed + 3};
+  const char* at = static_cast<const char*>(data);
+  for (; bytes >= 32; at += 32, bytes -= 32) {
+    std::uint64_t words[4];
+    std::memcpy(words, at, 32);
+    for (int i = 0; i < 4; ++i) chains[i] = (chains[i] ^ words[i]) * factor;
+  }
+  for (; bytes > 0; ++at, --bytes) chains[0] = (chains[0] ^ static_cast<unsigned char>(*at)) * factor;
+  return ((chains[0] * factor + chains[1]) * factor + chains[2]) * factor + chains[3];
+}
+
+std::uint64_t hash(const AttentionInputs& inputs) {
+  std::uint64_t result = 1;
+  for (const TensorView* view : {&inputs.query, &inputs.key, &inputs.value, &inputs.key_lengths}) {
+    if (view->empty()) continue;
+    result = hash(view->data, static_cast<std::size_t>(count_of(*view) * size_in_bytes(view->dtype)), result);
+  }
+  return result;
+}
+
+// How the calling thread computes (rounding, flushing of denormals), without the flags.
+#if defined(__x86_64__) || defined(__i386__)
+std::uint64_t floating_point_modes() {
+  return __builtin_ia32_stmxcsr() & ~0x3Fu;
+}
+void set_floating_point_modes(std::uint64_t modes) {
+  __builtin_ia32_ldmxcsr(static_cast<unsigned>(modes));
+}
+#elif defined(__aarch64__)
+std::uint64_t floating_point_modes() {
+  std::uint64_t modes = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(modes));
+  return modes;
+}
+void set_floating_point_modes(std::uint64_t modes) {
+  asm volatile("msr fpcr, %0" : : "r"(modes) : "memory");
+}
+#else
+std::uint64_t floating_point_modes() {
+  return 0;
+}
+void set_floating_point_modes(std::uint64_t) {}
+#endif
+
+// A plugin may change modes; what runs next must not feel it. A few cycles, since it is inside what is timed.
+class KeepModes {
+ public:
+  KeepModes() : modes_(floating_point_modes()) {}
+  ~KeepModes() {
+    if (floating_point_modes() != modes_) set_floating_point_modes(modes_);
+  }
+  KeepModes(const KeepModes&) = delete;
+  KeepModes& operator=(const KeepModes&) = delete;
+
+ private:
+  std::uint64_t modes_;
+};
+
+// Thread pools may pin the thread that starts them.
+class KeepCpus {
+ public:
+  KeepCpus() : cpus_(platform::allowed_cpus()) {}
+  ~KeepCpus() {
+    if (platform::allowed_cpus() != cpus_) platform::set_current_thread_cpus(cpus_);
+  }
+  KeepCpus(const KeepCpus&) = delete;
+  KeepCpus& operator=(const KeepCpus&) = delete;
+
+ private:
+  std::vector<int> cpus_;
+};
+
+}  // namespace
+
+PluginCase::PluginCase(const PluginEngine& engine, const AttentionCase& attention, int threads)
+    : engine_(engine), attention_(attention), out_count_(static_cast<std::size_t>(count_of(attention.inputs().out))) {
+  out_ = AlignedArray(out_count_ + 2 * margin);
+  const AttentionSpec& spec = attention.plan().spec();
+  const AttentionInputs& inputs = attention.inputs();
+  problem_.struct_size = sizeof problem_;
+  problem_.dtype = POLYHEAD_BENCH_F32;
+  problem_.threads = threads;
+  problem_.batch = inputs.query.shape[0];
+  problem_.heads = inputs.query.shape[1];
+  problem_.kv_heads = inputs.key.shape[1];
+  problem_.query_length = inputs.query.shape[2];
+  problem_.key_length = inputs.key.shape[2];
+  problem_.head_dim = inputs.query.shape[3];
+  problem_.value_dim = inputs.value.shape[3];
+  problem_.scale = spec.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem_.head_dim)));
+  problem_.causal = causal_code(spec.mask.causality);
+  problem_.window_left = spec.mask.window_left;
+  problem_.window_right = spec.mask.window_right;
+  problem_.key_lengths = static_cast<const std::int64_t*>(inputs.key_lengths.data);
+  problem_.query = operand(data_of(inputs.query), inputs.query);
+  problem_.key = operand(data_of(inputs.key), inputs.key);
+  problem_.value = operand(data_of(inputs.value), inputs.value);
+  problem_.out = operand(out(), inputs.out);
+  const auto doing = [&](const char* what) {
+    std::ostringstream text;
+    text << engine.library << ", engine '" << engine.name << "', " << what << " b=" << problem_.batch << " h=" << problem_.heads
+         << " g=" << problem_.kv_heads << " t=" << problem_.query_length << " s=" << problem_.key_length
+         << " d=" << problem_.head_dim << " e=" << problem_.value_dim;
+    return text.str();
+  };
+  asking_ = doing("asked whether it serves");
+  preparing_ = doing("preparing");
+  running_ = doing("running on");
+  destroying_ = doing("done with");
+}
+
+PluginCase::~PluginCase() {
+  if (handle_ == nullptr || engine_.functions->destroy == nullptr) return;
+  try {
+    call_plugin(destroying_, [&] { engine_.functions->destroy(handle_); });
+  } catch (const Error&) {
+    // What could be measured has been; there is nothing to take back.
+  }
+}
+
+std::string PluginCase::refusal() const {
+  if (engine_.functions->supports == nullptr) return "";
+  Message message;
+  const int answer = call_plugin(asking_, [&] { return engine_.functions->supports(&problem_, message.view()); });
+  return answer != 0 ? "" : message.text();
+}
+
+void PluginCase::prepare() {
+  if (engine_.functions->prepare == nullptr) return;
+  struct OtherValues {
+    const PluginCase& self;
+    explicit OtherValues(const PluginCase& plugin) : self(plugin) { self.negate_operands(); }
+    ~OtherValues() { self.negate_operands(); }
+  };
+  const OtherValues other_values(*this);
+  const KeepCpus keep_cpus;
+  const KeepModes keep_modes;
+  const std::uint64_t before = hash(attention_.inputs());
+  Message message;
+  const int status = call_plugin(preparing_, [&] { return engine_.functions->prepare(&problem_, &handle_, message.view()); });
+  if (status != 0) throw Error(ErrorCode::internal, "plugin " + preparing_ + ": " + message.text());
+  if (hash(attention_.inputs()) != before)
+    throw Error(ErrorCode::internal, "plugin " + preparing_ + ": it writes to its inputs");
+}
+
+void PluginCase::run() {
+  const KeepModes keep_modes;
+  Message message;
+  const int status = call_plugin(running_, [&] { return engine_.functions->run(&problem_, handle_, message.view()); });
+  if (status != 0) throw Error(ErrorCode::internal, "plugin " + running_ + ": " + message.text());
+}
+
+PluginCase::Verdict PluginCase::check() {
+  std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(out_.data());
+  std::fill_n(words, margin, margin_bits);
+  std::fill_n(words + margin + out_count_, margin, margin_bits);
+  std::fill_n(out(), out_count_, std::numeric_limits<float>::quiet_NaN());
+  const std::uint64_t before = hash(attention_.inputs());
+  const KeepCpus keep_cpus;
+  try {
+    run();
+  } catch (const Error& error) {
+    Verdict verdict;
+    verdict.fault = error.what();
+    return verdict;
+  }
+  return judge(before);
+}
+
+PluginCase::Verdict PluginCase::judge(std::uint64_t operands_before) {
+  Verdict verdict;
+  if (hash(attention_.inputs()) != operands_before) {
+    verdict.fault = "it writes to its inputs";
+    return verdict;
+  }
+  const std::uint32_t* const words = reinterpret_cast<const std::uint32_t*>(out_.data());
+  const auto untouched = [](const std::uint32_t* first) {
+    return std::all_of(first, first + margin, [](std::uint32_t word) { return word == margin_bits; });
+  };
+  if (!untouched(words) || !untouched(words + margin + out_count_)) {
+    verdict.fault = "it writes outside its output";
+    return verdict;
+  }
+  float* const ours = data_of(attention_.inputs().out);
+  std::copy_n(out(), out_count_, ours);
+  const Check sampled = attention_.compare();
+  verdict.error = sampled.error;
+  if (!sampled.passed()) {
+    verdict.fault = "wrong result: " + sampled.describe();
+    return verdict;
+  }
+  attention_.run();
+  const TensorView& value = attention_.inputs().value;
+  double largest = 0;
+  for (std::int64_t i = 0; i < count_of(value); ++i)
+    largest = std::max(largest, std::abs(static_cast<double>(data_of(value)[i])));
+  for (std::size_t i = 0; i < out_count_; ++i) {
+    if (std::abs(static_cast<double>(out()[i]) - ours[i]) <= near_ours * largest) continue;
+    std::ostringstream text;
+    text << "wrong result: element " << i << " of its output is " << out()[i] << ", ours is " << ours[i];
+    verdict.fault = text.str();
+    return verdict;
+  }
+  return verdict;
+}
+
+PluginCase::Verdict PluginCase::check_on_other_values() {
+  negate_operands();
+  Verdict verdict = check();
+  negate_operands();
+  return verdict;
+}
+
+// Exact, needs no memory, and changes every result: the negated query and key leave scores as they are, the negated value
+// turns the output round.
+void PluginCase::negate_operands() const {
+  const AttentionInputs& inputs = attention_.inputs();
+  for (const TensorView* view : {&inputs.query, &inputs.key, &inputs.value}) {
+    float* const data = data_of(*view);
+    for (std::int64_t i = 0; i < count_of(*view); ++i) data[i] = -data[i];
+  }
+}
+
+}  // namespace polyhead::bench
