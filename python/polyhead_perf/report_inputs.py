@@ -166,6 +166,8 @@ def _run(name, kind, context, date, peers=None):
     doubts, cautions = _remarks(context)
     if peers is not None and not peers.complete:
         doubts.append("interrupted: cases are missing")
+    if peers is not None and peers.busy():
+        doubts.append(f"other programs ran beside {len(peers.busy())} of {len(peers.results)} results")
     return Run(
         name,
         kind,

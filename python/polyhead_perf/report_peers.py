@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from .errors import PerfError
 
 OURS = "polyhead"
+BUSY = 0.05  # of the CPUs' time that others had: more than this, and what waits for all its threads is not fairly timed
 ENGINE_NAMES = {
     "polyhead": "Polyhead",
     "torch": "PyTorch",
@@ -44,7 +45,7 @@ class PeerResult:
     q1_ms: float | None = None
     q3_ms: float | None = None
     version: str | None = None
-    load: float | None = None
+    others: float | None = None  # share of the CPUs' time that other programs and other virtual machines had
 
 
 @dataclass
@@ -54,6 +55,10 @@ class PeerRun:
     results: list
     left_out: list = field(default_factory=list)
     complete: bool = True  # False while compare.py has cases before it
+
+    def busy(self):
+        """The results that others disturbed."""
+        return [result for result in self.results if result.others is not None and result.others > BUSY]
 
     def parts(self):
         """(part, threads) in the order of PARTS, other parts after them."""
@@ -90,7 +95,7 @@ def looks_like_peers(document):
 
 _TEXT = ("part", "case", "engine")
 _NEEDED = ("median_ms", "gflops", "error")
-_OPTIONAL = ("min_ms", "q1_ms", "q3_ms", "load")
+_OPTIONAL = ("min_ms", "q1_ms", "q3_ms")
 
 
 def _number(where, name, value, least):
@@ -117,7 +122,11 @@ def _result(where, entry):
         fields[name] = _number(where, name, entry.get(name), 0.0 if name == "error" else 1e-12)
     for name in _OPTIONAL:
         if entry.get(name) is not None:
-            fields[name] = _number(where, name, entry[name], 0.0 if name == "load" else 1e-12)
+            fields[name] = _number(where, name, entry[name], 1e-12)
+    if entry.get("others") is not None:
+        fields["others"] = _number(where, "others", entry["others"], 0.0) + _number(
+            where, "steal", entry.get("steal", 0.0), 0.0
+        )
     if entry.get("version") is not None:
         fields["version"] = str(entry["version"])
     return PeerResult(**fields)
