@@ -14,7 +14,7 @@ using Tag = hn::ScalableTag<float>;
 using Floats = hn::Vec<Tag>;
 
 constexpr std::size_t line_floats = 16;                     // one cache line
-constexpr std::size_t block_floats = read_granularity / 2;  // of one of two streams
+constexpr std::size_t block_floats = read_granularity / 4;  // of one stream among several
 
 // Twelve chains cover the latency of two multiply-add units (8 to 10 in flight) and fit in sixteen registers.
 double MultiplyAdd(std::int64_t rounds) {
@@ -71,12 +71,16 @@ HWY_INLINE void ReadRun(Tag d, const float* data, std::size_t count, const float
 float Read(const float* data, std::size_t count, std::int64_t passes, ReadOrder order) {
   const Tag d;
   Floats a = hn::Zero(d), b = a, c = a, e = a;
-  const std::size_t ahead = order.ahead_bytes / sizeof(float), half = count / 2;
+  const std::size_t ahead = order.ahead_bytes / sizeof(float), streams = static_cast<std::size_t>(order.streams);
+  const std::size_t stream_floats = count / streams;
   for (std::int64_t pass = 0; pass < passes; ++pass) {
-    if (order.two_streams) {
-      for (std::size_t block = 0; block < half; block += block_floats) {
-        ReadRun<true>(d, data + block, block_floats, data + half + block, a, b, c, e);
-        ReadRun<true>(d, data + half + block, block_floats, data + block + block_floats, a, b, c, e);
+    if (order.streams > 1) {
+      for (std::size_t block = 0; block < stream_floats; block += block_floats) {
+        for (std::size_t stream = 0; stream < streams; ++stream) {
+          const float* const next =
+              stream + 1 < streams ? data + (stream + 1) * stream_floats + block : data + block + block_floats;
+          ReadRun<true>(d, data + stream * stream_floats + block, block_floats, next, a, b, c, e);
+        }
       }
     } else if (ahead > 0) {
       ReadRun<true>(d, data, count, data + ahead, a, b, c, e);

@@ -12,8 +12,9 @@ namespace polyhead::bench {
 struct ReadOrder {
   // One stream from front to back, each line asked for this many bytes ahead; 0: not asked for.
   std::size_t ahead_bytes = 0;
-  // Two streams, the halves, by turns in blocks of 4 KB; while a block is read the other stream's next one is asked for.
-  bool two_streams = false;
+  // With 2 or 4 streams, the halves or quarters, by turns in blocks of 4 KB: while a block is read the next stream's is asked
+  // for.
+  int streams = 1;
 };
 
 // Each target's, compiled as its kernels are.
@@ -23,7 +24,7 @@ struct PeakKernel {
   // Reads count floats (a multiple of read_granularity) `passes` times; returns something that depends on all of them.
   float (*read)(const float* data, std::size_t count, std::int64_t passes, ReadOrder order);
 };
-constexpr std::size_t read_granularity = 2048;  // floats: one block of 4 KB for each of two streams
+constexpr std::size_t read_granularity = 4096;  // floats: one block of 4 KB for each of four streams
 
 // Null for a target without vectors (reference).
 const PeakKernel* peak_kernel(Isa isa);

@@ -39,11 +39,14 @@ float* data_of(const TensorView& view) {
   return static_cast<float*>(view.data);
 }
 
-polyhead_bench_operand operand(float* data, const TensorView& like) {
+// [batch, heads, length, dim], contiguous; without data.
+polyhead_bench_operand operand(std::int64_t heads, std::int64_t length, std::int64_t dim) {
+  const std::int64_t element = sizeof(float);
   polyhead_bench_operand result{};
-  result.data = data;
-  for (int i = 0; i < 4; ++i)
-    result.strides[i] = like.strides[static_cast<std::size_t>(i)] * static_cast<std::int64_t>(sizeof(float));
+  result.strides[0] = heads * length * dim * element;
+  result.strides[1] = length * dim * element;
+  result.strides[2] = dim * element;
+  result.strides[3] = element;
   return result;
 }
 
@@ -56,6 +59,34 @@ polyhead_bench_causal causal_code(Causal causal) {
     default:
       return POLYHEAD_BENCH_NOT_CAUSAL;
   }
+}
+
+polyhead_bench_problem problem_of(const AttentionWorkload& workload, int threads) {
+  polyhead_bench_problem problem{};
+  problem.struct_size = sizeof problem;
+  problem.dtype = POLYHEAD_BENCH_F32;
+  problem.threads = threads;
+  problem.batch = workload.batch;
+  problem.heads = workload.heads;
+  problem.kv_heads = workload.kv_heads;
+  problem.query_length = workload.query_length;
+  problem.key_length = workload.key_length;
+  problem.head_dim = workload.head_dim;
+  problem.value_dim = workload.value_dim;
+  problem.scale = 1.0 / std::sqrt(static_cast<double>(workload.head_dim));
+  problem.causal = causal_code(workload.causal);
+  problem.window_left = workload.window_left;
+  problem.window_right = workload.window_right;
+  problem.query = operand(workload.heads, workload.query_length, workload.head_dim);
+  problem.key = operand(workload.kv_heads, workload.key_length, workload.head_dim);
+  problem.value = operand(workload.kv_heads, workload.key_length, workload.value_dim);
+  problem.out = operand(workload.heads, workload.query_length, workload.value_dim);
+  return problem;
+}
+
+// What a crash or an exception is reported with.
+std::string doing(const PluginEngine& engine, const char* what, const AttentionWorkload& workload) {
+  return engine.library + ", engine '" + engine.name + "', " + what + " " + workload.describe();
 }
 
 // Four chains, so that it keeps up with reading memory.
@@ -135,41 +166,33 @@ class KeepCpus {
 
 }  // namespace
 
-PluginCase::PluginCase(const PluginEngine& engine, const AttentionCase& attention, int threads)
-    : engine_(engine), attention_(attention), out_count_(static_cast<std::size_t>(count_of(attention.inputs().out))) {
+std::string plugin_refusal(const PluginEngine& engine, const AttentionWorkload& workload, int threads) {
+  if (engine.functions->supports == nullptr) return "";
+  polyhead_bench_problem problem = problem_of(workload, threads);
+  const std::vector<std::int64_t> key_lengths = workload.key_lengths();
+  problem.key_lengths = key_lengths.empty() ? nullptr : key_lengths.data();
+  const std::string asking = doing(engine, "asked whether it serves", workload);
+  Message message;
+  const int answer = call_plugin(asking, [&] { return engine.functions->supports(&problem, message.view()); });
+  return answer != 0 ? "" : message.text();
+}
+
+PluginCase::PluginCase(const PluginEngine& engine, const AttentionWorkload& workload, const AttentionCase& attention,
+                       int threads)
+    : engine_(engine),
+      attention_(attention),
+      out_count_(static_cast<std::size_t>(count_of(attention.inputs().out))),
+      problem_(problem_of(workload, threads)),
+      preparing_(doing(engine, "preparing", workload)),
+      running_(doing(engine, "running on", workload)),
+      destroying_(doing(engine, "done with", workload)) {
   out_ = AlignedArray(out_count_ + 2 * margin);
-  const AttentionSpec& spec = attention.plan().spec();
   const AttentionInputs& inputs = attention.inputs();
-  problem_.struct_size = sizeof problem_;
-  problem_.dtype = POLYHEAD_BENCH_F32;
-  problem_.threads = threads;
-  problem_.batch = inputs.query.shape[0];
-  problem_.heads = inputs.query.shape[1];
-  problem_.kv_heads = inputs.key.shape[1];
-  problem_.query_length = inputs.query.shape[2];
-  problem_.key_length = inputs.key.shape[2];
-  problem_.head_dim = inputs.query.shape[3];
-  problem_.value_dim = inputs.value.shape[3];
-  problem_.scale = spec.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem_.head_dim)));
-  problem_.causal = causal_code(spec.mask.causality);
-  problem_.window_left = spec.mask.window_left;
-  problem_.window_right = spec.mask.window_right;
   problem_.key_lengths = static_cast<const std::int64_t*>(inputs.key_lengths.data);
-  problem_.query = operand(data_of(inputs.query), inputs.query);
-  problem_.key = operand(data_of(inputs.key), inputs.key);
-  problem_.value = operand(data_of(inputs.value), inputs.value);
-  problem_.out = operand(out(), inputs.out);
-  const auto doing = [&](const char* what) {
-    std::ostringstream text;
-    text << engine.library << ", engine '" << engine.name << "', " << what << " b=" << problem_.batch << " h=" << problem_.heads
-         << " g=" << problem_.kv_heads << " t=" << problem_.query_length << " s=" << problem_.key_length
-         << " d=" << problem_.head_dim << " e=" << problem_.value_dim;
-    return text.str();
-  };
-  asking_ = doing("asked whether it serves");
-  preparing_ = doing("preparing");
-  running_ = doing("running on");
-  destroying_ = doing("done with");
+  problem_.query.data = inputs.query.data;
+  problem_.key.data = inputs.key.data;
+  problem_.value.data = inputs.value.data;
+  problem_.out.data = out();
 }
 
 PluginCase::~PluginCase() {
@@ -179,13 +202,6 @@ PluginCase::~PluginCase() {
   } catch (const Error&) {
     // What could be measured has been; there is nothing to take back.
   }
-}
-
-std::string PluginCase::refusal() const {
-  if (engine_.functions->supports == nullptr) return "";
-  Message message;
-  const int answer = call_plugin(asking_, [&] { return engine_.functions->supports(&problem_, message.view()); });
-  return answer != 0 ? "" : message.text();
 }
 
 void PluginCase::prepare() {

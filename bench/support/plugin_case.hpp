@@ -10,16 +10,18 @@
 
 namespace polyhead::bench {
 
+// Empty when the engine serves this workload, otherwise its reason. Errors: Error when it throws.
+std::string plugin_refusal(const PluginEngine& engine, const AttentionWorkload& workload, int threads);
+
 class PluginCase {
  public:
-  // The engine reads the operands of `attention`, which must outlive this, and writes to an output of its own.
-  PluginCase(const PluginEngine& engine, const AttentionCase& attention, int threads);
+  // The engine reads the operands of `attention`, a case of this workload that must outlive this, and writes to an output of
+  // its own.
+  PluginCase(const PluginEngine& engine, const AttentionWorkload& workload, const AttentionCase& attention, int threads);
   ~PluginCase();
   PluginCase(const PluginCase&) = delete;
   PluginCase& operator=(const PluginCase&) = delete;
 
-  // Empty when the engine serves this problem, otherwise its reason.
-  std::string refusal() const;
   // The engine's preparation, done while the operands hold other values than later. Errors: Error with the engine's message.
   void prepare();
   // Errors: Error with the engine's message.
@@ -51,7 +53,7 @@ class PluginCase {
   std::size_t out_count_;
   polyhead_bench_problem problem_{};
   void* handle_ = nullptr;
-  std::string asking_, preparing_, running_, destroying_;  // what a crash is reported with
+  std::string preparing_, running_, destroying_;  // what a crash is reported with
 };
 
 }  // namespace polyhead::bench

@@ -5,8 +5,9 @@
 //   all threads started together; operations of all of them by the time from the first start to the last end.
 // - Reading: each thread reads its own contiguous share of a working set as large as the computation's operands, over and over.
 //   The first time a level of memory is met, every way of reading it is tried: 4 KB and 2 MB pages (by madvise), without
-//   prefetch, with prefetch several distances ahead, and two streams that prefetch each other; the best is then kept. Memory is
-//   written by the measuring thread first, so on a machine with several nodes of memory it lies in that thread's node.
+//   prefetch, with prefetch several distances ahead, and two or four streams that prefetch each other; the best is then kept.
+//   Memory is written by the measuring thread first, so on a machine with several nodes of memory it lies in that thread's
+//   node.
 // - Level: the smallest cache that the operands fit in. Caches of one core count once for each thread, shared ones once for
 //   each group of CPUs that the threads must fill. What fits in none comes from DRAM, and so does everything of a cold case.
 // - The bound is the slower of the two: operations / arithmetic rate against bytes / reading rate. Bytes are the operands once:
@@ -14,7 +15,7 @@
 // - Clocks and neighbours move by 10 % and more within seconds. So nothing is measured at the start and believed later: the
 // rate
 //   that applies is measured again right before and right after each timed case, each time the best of several bursts of about
-//   half a millisecond (one pass, where a pass takes longer), and the larger of the two counts: a share never flatters.
+//   half a millisecond (large sets are read in pieces, one a burst), and the larger of the two counts: a share never flatters.
 #pragma once
 
 #include <cstdint>
