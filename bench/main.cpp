@@ -25,6 +25,8 @@ constexpr const char* usage =
     "          [--caches=warm,cold]        operands in the caches, or in none of them (default: both)\n"
     "          [--roofline]                measure around each case what bounds it, and report the share reached\n"
     "          [--real-operands=FOLDER]    also run on a model's queries, keys and values (bench/real_operands.py)\n"
+    "          [--plugin=LIBRARY]          attention from a shared library, beside ours (polyhead/bench_plugin.h); may be "
+    "repeated\n"
     "          [--slow-down=PERCENT]       for tests of comparisons: busy waiting after each call, by a share of its time\n"
     "          [--wrong-result=NAME]       for tests: cases with NAME in their name find a wrong result\n"
     "and Google Benchmark's:\n";
@@ -120,6 +122,8 @@ bench::SuiteOptions read_options(int* argc, char** argv) {
       options.slow_down = parse_percent(value) / 100;
     } else if (flag == "--wrong-result") {
       options.wrong_result = value;
+    } else if (flag == "--plugin") {
+      options.plugins.push_back(value);
     } else if (flag == "--real-operands") {
       options.real_operands = value;
     } else {
@@ -152,6 +156,7 @@ int main(int argc, char** argv) {
     bench::register_decode(options);
     bench::register_layers(options);
     bench::register_task_graph(options);
+    bench::register_plugins(options);
     const std::size_t run = benchmark::RunSpecifiedBenchmarks();
     benchmark::Shutdown();
     if (run == 0) return 2;

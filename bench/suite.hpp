@@ -16,13 +16,14 @@
 namespace polyhead::bench {
 
 struct SuiteOptions {
-  std::vector<Isa> isas;          // default: the one that a Runtime takes
-  std::vector<int> threads;       // default: 1, and all that the process may use
-  bool warm = true, cold = true;  // operands in the caches from the call before, or in none
-  bool roofline = false;          // measure each case's bound right before and after it
-  double slow_down = 0;           // busy wait after each timed call, as a share of its time: for tests of comparisons
-  std::string wrong_result;       // cases with this in their name find a wrong result: for tests of what happens then
-  std::string real_operands;      // a folder written by bench/real_operands.py; empty: none
+  std::vector<Isa> isas;             // default: the one that a Runtime takes
+  std::vector<int> threads;          // default: 1, and all that the process may use
+  bool warm = true, cold = true;     // operands in the caches from the call before, or in none
+  bool roofline = false;             // measure each case's bound right before and after it
+  double slow_down = 0;              // busy wait after each timed call, as a share of its time: for tests of comparisons
+  std::string wrong_result;          // cases with this in their name find a wrong result: for tests of what happens then
+  std::vector<std::string> plugins;  // shared libraries with other people's attention
+  std::string real_operands;         // a folder written by bench/real_operands.py; empty: none
 };
 
 // A case of the suite: "<group>/<case>" on an instruction set and a number of threads.
@@ -51,6 +52,10 @@ void register_attention(const SuiteOptions& options);
 void register_decode(const SuiteOptions& options);
 void register_layers(const SuiteOptions& options);
 void register_task_graph(const SuiteOptions& options);
+// Plugins' engines on the attention workloads that they serve, warm, each call in turn with one of ours on the first
+// instruction set. Besides the usual counters: ours_ms, the median of ours, and ratio, the median of theirs over ours. Errors:
+// Error for a library that cannot be used.
+void register_plugins(const SuiteOptions& options);
 // Returns what the context says about them: the folder, or why there are none.
 std::string register_real_attention(const SuiteOptions& options);
 

@@ -92,7 +92,7 @@ typedef struct polyhead_bench_engine {
   const char* description;
 
   /* Optional: 1 when the engine serves this problem; 0 when it does not, with the reason in message. It may look at everything
-   * but the operands' contents. NULL: it serves all problems. */
+   * but the operands' data, which are NULL here. NULL: it serves all problems. */
   int32_t (*supports)(const polyhead_bench_problem* problem, polyhead_bench_message message);
 
   /* Optional: what is done once for many runs, and not timed: plans, threads, workspace. *handle, NULL before, is given to the

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <memory>
+#include <new>
 #include <optional>
 #include <sstream>
 
@@ -189,7 +190,7 @@ class Session {
     }
     bar_.clear();
     results_.finish();
-    if (!wrong_.empty()) throw std::runtime_error(fmt::format("wrong results: {}", fmt::join(wrong_, ", ")));
+    if (!wrong_.empty()) throw std::runtime_error(fmt::format("wrong or failed: {}", fmt::join(wrong_, ", ")));
   }
 
  private:
@@ -204,7 +205,14 @@ class Session {
   bool run_group(const BenchWorkload& workload, int threads, double share_before, double share) {
     const std::string what = fmt::format("{}, {} thread{}", workload.label, threads, threads == 1 ? "" : "s");
     bar_.show(share_before, what);
-    BenchGroup group(workload, threads, isas_, plugins_);
+    std::unique_ptr<BenchGroup> made;
+    try {
+      made = std::make_unique<BenchGroup>(workload, threads, isas_, plugins_);
+    } catch (const std::exception& error) {  // memory that is not there, say: the other workloads go on
+      report_failure(workload, threads, error);
+      return true;
+    }
+    BenchGroup& group = *made;
     std::vector<std::vector<BenchRow>> repetitions(group.rows().size());
     bool complete = true;
     for (int repetition = 0; repetition < options_.repetitions && complete; ++repetition) {
@@ -226,6 +234,19 @@ class Session {
       if (!rows.empty()) show(summary(std::move(rows)));
     }
     return complete;
+  }
+
+  void report_failure(const BenchWorkload& workload, int threads, const std::exception& error) {
+    BenchRow row;
+    row.label = workload.label;
+    row.shape = workload.describe();
+    row.engine = name(isas_.front());
+    row.threads = threads;
+    row.name = row_name(workload, row.engine, threads);
+    row.state = BenchRow::State::wrong;
+    row.message = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of memory" : error.what();
+    results_.add(row, 0, 1);
+    show(row);
   }
 
   void print_head() const {

@@ -24,14 +24,18 @@ struct ContenderFailed {
 
 }  // namespace
 
+std::string row_name(const BenchWorkload& workload, const std::string& engine, int threads) {
+  return fmt::format("{}/{}/threads:{}/process_time/real_time", workload.name, engine, threads);
+}
+
 BenchGroup::BenchGroup(const BenchWorkload& workload, int threads, const std::vector<Isa>& isas,
-                       const std::vector<bench::PluginEngine>& plugins) {
+                       const std::vector<bench::PluginEngine>& plugins)
+    : workload_(workload) {
   pattern_.label = workload.label;
   pattern_.shape = workload.describe();
   pattern_.threads = threads;
-  pattern_.name = workload.name;
   if (!workload.is_attention) {
-    add_layers(workload, threads, isas);
+    add_layers(threads, isas);
     return;
   }
   // A plugin that fails may have written anywhere: the rest starts afresh without it.
@@ -42,12 +46,12 @@ BenchGroup::BenchGroup(const BenchWorkload& workload, int threads, const std::ve
     plugin_cases_.clear();
     plans_.clear();
     attention_.reset();
-    add_attention(workload, threads, isas);
+    add_attention(threads, isas);
   } while (!add_plugins(threads, plugins, faults));
 }
 
-void BenchGroup::add_attention(const BenchWorkload& workload, int threads, const std::vector<Isa>& isas) {
-  attention_ = std::make_unique<bench::AttentionCase>(workload.attention, make_runtime(isas.front(), threads));
+void BenchGroup::add_attention(int threads, const std::vector<Isa>& isas) {
+  attention_ = std::make_unique<bench::AttentionCase>(workload_.attention, make_runtime(isas.front(), threads));
   bench::AttentionCase& attention = *attention_;
   const double flops = attention.flops(), bytes = attention.bytes();
   take(add_row(name(isas.front()), isas.front(), [&attention] { attention.run(); }, flops, bytes), attention.check());
@@ -61,9 +65,9 @@ void BenchGroup::add_attention(const BenchWorkload& workload, int threads, const
   }
 }
 
-void BenchGroup::add_layers(const BenchWorkload& workload, int threads, const std::vector<Isa>& isas) {
+void BenchGroup::add_layers(int threads, const std::vector<Isa>& isas) {
   for (const Isa isa : isas) {
-    layers_.push_back(std::make_unique<bench::LayerCase>(workload.layer, workload.layer_kind, make_runtime(isa, threads)));
+    layers_.push_back(std::make_unique<bench::LayerCase>(workload_.layer, workload_.layer_kind, make_runtime(isa, threads)));
     bench::LayerCase& layer = *layers_.back();
     take(add_row(name(isa), isa, [&layer] { layer.run(); }, layer.flops(), layer.bytes()), layer.check());
   }
@@ -73,7 +77,7 @@ bool BenchGroup::add_plugins(int threads, const std::vector<bench::PluginEngine>
                              std::map<std::string, std::string>& faults) {
   const Isa isa = rows_.front().work.isa;  // whose peaks a plugin is held against, since it does not tell its own
   for (const bench::PluginEngine& engine : plugins) {
-    plugin_cases_.push_back(std::make_unique<bench::PluginCase>(engine, *attention_, threads));
+    plugin_cases_.push_back(std::make_unique<bench::PluginCase>(engine, workload_.attention, *attention_, threads));
     bench::PluginCase& plugin = *plugin_cases_.back();
     BenchRow& row = add_row(engine.name, isa, [&plugin] { plugin.run(); }, attention_->flops(), attention_->bytes());
     const std::size_t index = rows_.size() - 1;
@@ -84,7 +88,7 @@ bool BenchGroup::add_plugins(int threads, const std::vector<bench::PluginEngine>
     }
     std::string fault;
     try {
-      if (const std::string reason = plugin.refusal(); !reason.empty()) {
+      if (const std::string reason = bench::plugin_refusal(engine, workload_.attention, threads); !reason.empty()) {
         refuse(index, BenchRow::State::not_served, reason);
         continue;
       }
@@ -106,8 +110,7 @@ bool BenchGroup::add_plugins(int threads, const std::vector<bench::PluginEngine>
 BenchRow& BenchGroup::add_row(const std::string& engine, Isa isa, std::function<void()> call, double flops, double bytes) {
   BenchRow row = pattern_;
   row.engine = engine;
-  // As Google Benchmark names what is timed by the wall and has the processor time of all threads in cpu_time.
-  row.name = fmt::format("{}/{}/threads:{}/process_time/real_time", pattern_.name, engine, pattern_.threads);
+  row.name = row_name(workload_, engine, pattern_.threads);
   row.flops = flops;
   row.bytes = bytes;
   row.work.operations = flops;

@@ -18,6 +18,10 @@
 
 namespace polyhead::cli {
 
+// The name that a result has, as Google Benchmark names what is timed by the wall and has the processor time of all threads in
+// cpu_time: the same as the suite's.
+std::string row_name(const BenchWorkload& workload, const std::string& engine, int threads);
+
 class BenchGroup {
  public:
   // Makes operands and plans, and checks every contender against float64. Plugins serve attention alone.
@@ -36,14 +40,15 @@ class BenchGroup {
     bench::PluginCase* plugin = nullptr;  // null for ours
   };
 
-  void add_attention(const BenchWorkload& workload, int threads, const std::vector<Isa>& isas);
-  void add_layers(const BenchWorkload& workload, int threads, const std::vector<Isa>& isas);
+  void add_attention(int threads, const std::vector<Isa>& isas);
+  void add_layers(int threads, const std::vector<Isa>& isas);
   // False when one failed: the operands may no longer be what they were. `faults` gets engine -> what is wrong.
   bool add_plugins(int threads, const std::vector<bench::PluginEngine>& plugins, std::map<std::string, std::string>& faults);
   BenchRow& add_row(const std::string& engine, Isa isa, std::function<void()> call, double flops, double bytes);
   void refuse(std::size_t index, BenchRow::State state, const std::string& message);
   void take(BenchRow& row, const bench::Check& check);
 
+  BenchWorkload workload_;
   BenchRow pattern_;  // what all rows share
   std::vector<BenchRow> rows_;
   std::vector<Contender> contenders_;  // one for each row

@@ -195,6 +195,16 @@ class ResultsTest(BenchTest):
             self.assertEqual(entry.time_kind, "real")
             self.assertGreater(entry.time, 0)
 
+    def test_a_workload_without_memory_does_not_end_the_others(self):
+        shape = "t=1,s=100000000000,d=128"
+        result = self.refuse(1, "bench", "--shape", shape, "--shape", "t=4,d=8", "--threads", 1, *QUICK, "--json", self.path("r.json"),
+                             says="shape by")
+        self.assertIn("not timed: out of memory", result.stdout)
+        failed, timed = self.read(self.path("r.json"))["benchmarks"]
+        self.assertTrue(failed["error_occurred"])
+        self.assertIn(shape, failed["name"])
+        self.assertGreater(timed["real_time"], 0)
+
     def test_json_on_standard_output(self):
         document = json.loads(self.succeed("bench", "tiny", "--threads", 1, *QUICK, "--json", "-"))
         self.assertEqual(len(document["benchmarks"]), 1)

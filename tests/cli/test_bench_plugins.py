@@ -46,7 +46,7 @@ class PluginTest(CommandTest):
         """The engine is reported as wrong and not timed; ours is timed all the same."""
         result, entries = self.bench(wish, **options)
         self.assertEqual(result.returncode, 1, (wish, result))
-        self.assertEqual(result.stderr, "polyhead: wrong results: tiny by hostile\n", wish)
+        self.assertEqual(result.stderr, "polyhead: wrong or failed: tiny by hostile\n", wish)
         entry = entries["tiny", "hostile"]
         self.assertTrue(entry["error_occurred"], wish)
         self.assertNotIn("real_time", entry)
@@ -68,7 +68,8 @@ class PluginTest(CommandTest):
                 theirs = entries[workload, "hostile"]
                 (ours,) = [entry for (name, engine), entry in entries.items() if name == workload and engine != "hostile"]
                 self.assertGreater(theirs["ratio"], 1.5, "float64 one by one is slower than vectors")
-                self.assertAlmostEqual(theirs["real_time"] / ours["real_time"] / theirs["ratio"], 1, delta=0.7)
+                by_times = theirs["real_time"] / ours["real_time"]
+                self.assertTrue(by_times / 4 < theirs["ratio"] < by_times * 4, (by_times, theirs["ratio"]))
                 self.assertLess(theirs["error"], 1e-5)
                 self.assertGreater(theirs["GFLOP/s"], 0)
             self.assertIn("ratio", result.stdout)
