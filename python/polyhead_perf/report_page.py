@@ -240,29 +240,33 @@ def _timelines(lines):
         if changed
         else f"No change in {plural(len(lines), 'series').replace('seriess', 'series')}"
     )
+    names = ("Benchmark", "Where", "Since", "Level", "Change")
     rows = []
     for line in lines:
         for change in line["changes"]:
             point = line["points"][change["index"]]
             kind = "slower" if change["change"] > 0 else "faster"
-            rows.append(
-                f'<tr><td class="name">{text(line["name"])}</td><td>{text(line["engine"])}, {text(line["isa"])}, {plural(line["threads"], "thread")}, '
-                f'{text(line["machine"])}</td><td>{point["date"][:10]} <span class="muted">{text(point["commit"])}</span></td>'
-                f'<td>{duration(change["before"] / 1e3)} &rarr; {duration(change["after"] / 1e3)}</td>'
-                f'<td class="{kind}">{percent(change["change"])} {kind}</td></tr>'
+            where = [line["engine"], line["isa"], plural(line["threads"], "thread"), line["machine"]]
+            contents = (
+                text(line["name"]),
+                text(", ".join(filter(None, where))),
+                f'{point["date"][:10]} <span class="muted">{text(point["commit"])}</span>',
+                f'{duration(change["before"] / 1e3)} &rarr; {duration(change["after"] / 1e3)}',
+                f'<span class="{kind}">{percent(change["change"])} {kind}</span>',
             )
+            classes = ("name", "broad", "", "", "")
+            cells = (
+                f'<td role="cell" class="{of}" data-label="{name}">{content}</td>'
+                for of, name, content in zip(classes, names, contents)
+            )
+            rows.append('<tr role="row">' + "".join(cells) + "</tr>")
     table = ""
     if rows:
+        heads = "".join(f'<th role="columnheader" class="plain" scope="col">{name}</th>' for name in names)
         table = (
-            "<details><summary>All change points ("
-            + str(len(rows))
-            + ')</summary><table class="changes"><thead><tr>'
-            + "".join(
-                f'<th class="plain" scope="col">{name}</th>' for name in ("Benchmark", "Where", "Since", "Level", "Change")
-            )
-            + "</tr></thead><tbody>"
-            + "\n".join(rows)
-            + "</tbody></table></details>"
+            f"<details><summary>All change points ({len(rows)})</summary>"
+            f'<table role="table" class="cards"><thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
+            f'<tbody role="rowgroup">{"".join(rows)}</tbody></table></details>'
         )
     return _section(
         "history",

@@ -88,7 +88,7 @@
     for (const steps of STEPS) {
       inside = [];
       for (let power = -9; power < 10; ++power) for (const step of steps) inside.push(Number((step * 10 ** power).toPrecision(3)));
-      inside = inside.filter((value) => value >= low && value <= high);
+      inside = inside.filter((value) => place(value) >= 12 && place(value) <= pixels - 6);  // the corner belongs to one axis only
       if (inside.every((value, index) => index === 0 || place(value) - place(inside[index - 1]) >= apart)) break;
     }
     return { tickvals: inside, ticktext: inside.map(name), tickangle: 0 };
