@@ -25,8 +25,7 @@ constexpr const char* usage =
     "          [--caches=warm,cold]        operands in the caches, or in none of them (default: both)\n"
     "          [--roofline]                measure around each case what bounds it, and report the share reached\n"
     "          [--real-operands=FOLDER]    also run on a model's queries, keys and values (bench/real_operands.py)\n"
-    "          [--plugin=LIBRARY]          attention from a shared library, beside ours (polyhead/bench_plugin.h); may be "
-    "repeated\n"
+    "          [--plugin=LIBRARY]          attention from a shared library, beside ours (docs/benchmarking.md); repeatable\n"
     "          [--slow-down=PERCENT]       for tests of comparisons: busy waiting after each call, by a share of its time\n"
     "          [--wrong-result=NAME]       for tests: cases with NAME in their name find a wrong result\n"
     "and Google Benchmark's:\n";
