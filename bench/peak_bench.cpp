@@ -53,7 +53,7 @@ void register_peaks(const SuiteOptions& options) {
         const bool tiles = kind == Arithmetic::tile_bf16 || kind == Arithmetic::tile_int8;
         if (!meter().available(kind, isa) || (tiles && isa != Isa::avx512)) continue;
         register_rate(std::string("peak/") + label + suffix, "GFLOP/s",
-                      [kind = kind, isa, threads] { return meter().arithmetic(kind, isa, threads); });
+                      [arithmetic = kind, isa, threads] { return meter().arithmetic(arithmetic, isa, threads); });
       }
       if (isa == Isa::reference) continue;
       for (const std::string& level : levels) {
