@@ -1,5 +1,6 @@
 #include "suite.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -56,16 +57,24 @@ double slow_down_since(Clock::time_point start, double share) {
   return now;
 }
 
+// Short calls are followed by one wait for several of them: reading the clock would be a slow-down of its own.
+constexpr double seconds_between_waits = 200e-6;
+
 void time_warm(benchmark::State& state, const BenchCase& operands, double slow_down) {
+  Clock::time_point start = Clock::now();
   operands.run();  // whatever was measured before has taken the caches
   if (slow_down <= 0) {
     for (auto _ : state) operands.run();
-  } else {
-    for (auto _ : state) {
-      const Clock::time_point start = Clock::now();
-      operands.run();
-      slow_down_since(start, slow_down);
-    }
+    return;
+  }
+  const auto calls_between_waits =
+      static_cast<benchmark::IterationCount>(std::max(1.0, seconds_between_waits / seconds_since(start)));
+  benchmark::IterationCount done = 0;
+  for (auto _ : state) {
+    if (done % calls_between_waits == 0) start = Clock::now();
+    operands.run();
+    ++done;
+    if (done % calls_between_waits == 0 || done == state.max_iterations) slow_down_since(start, slow_down);
   }
 }
 
