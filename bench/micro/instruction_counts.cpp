@@ -118,25 +118,33 @@ Counted gemm(const std::string& name, Isa isa, std::int64_t m, std::int64_t n, s
           }};
 }
 
+struct Softmax {
+  bench::AlignedArray x, y;
+  simd::SoftmaxF32Args args;
+};
+
+std::shared_ptr<Softmax> make_softmax(std::int64_t rows, std::int64_t dim) {
+  auto softmax = std::make_shared<Softmax>();
+  softmax->x = bench::AlignedArray(count(rows, dim));
+  softmax->y = bench::AlignedArray(count(rows, dim));
+  softmax->x.fill_random(1, 3.0);
+  softmax->args.x = softmax->x.data();
+  softmax->args.y = softmax->y.data();
+  softmax->args.x_stride = softmax->args.y_stride = dim * 4;
+  softmax->args.rows = rows;
+  softmax->args.dim = dim;
+  return softmax;
+}
+
 Counted softmax(const std::string& name, Isa isa, std::int64_t rows, std::int64_t dim) {
   const simd::SoftmaxKernel* const kernel = dispatch::kernel_table(isa).softmax_f32;
-  const auto x = std::make_shared<bench::AlignedArray>(count(rows, dim));
-  const auto y = std::make_shared<bench::AlignedArray>(count(rows, dim));
-  x->fill_random(1, 3.0);
-  simd::SoftmaxF32Args args;
-  args.x = x->data();
-  args.y = y->data();
-  args.x_stride = args.y_stride = dim * 4;
-  args.rows = rows;
-  args.dim = dim;
-  return {"softmax/" + name, [=] { kernel->run(args); },
+  const auto softmax = make_softmax(rows, dim);
+  return {"softmax/" + name, [=] { kernel->run(softmax->args); },
           [=] {
-            bench::AlignedArray expected(y->size());
-            simd::SoftmaxF32Args reference = args;
-            reference.y = expected.data();
-            dispatch::kernel_table(Isa::reference).softmax_f32->run(reference);
-            kernel->run(args);
-            return compare(*y, expected);
+            const auto expected = make_softmax(rows, dim);
+            dispatch::kernel_table(Isa::reference).softmax_f32->run(expected->args);
+            kernel->run(softmax->args);
+            return compare(softmax->y, expected->y);
           }};
 }
 

@@ -56,7 +56,7 @@ def main(arguments: list, program: str) -> int:
         record = read_record(Path(options.record))
         if build not in record:
             print(f"skipped: {options.record} has no counts of a build by {build} (it has {'; '.join(record) or 'none'}); "
-                  f"record them: {program} {options.driver} --record {options.record} --accept")
+                  "record them: scripts/perf-check --accept")
             return STATUS_SKIPPED
         expected = record[build]
     counts = count(options.driver, options.twice)
@@ -70,7 +70,7 @@ def main(arguments: list, program: str) -> int:
     print("\n".join(lines))
     if failed:
         if options.record:
-            print(f"FAILED: {failed}. If that is meant, accept it: {program} {options.driver} --record {options.record} --accept")
+            print(f"FAILED: {failed}. If that is meant, record the new counts: scripts/perf-check --accept")
         else:
             print(f"FAILED: {failed}.")
         return STATUS_RISEN
@@ -93,7 +93,8 @@ def judge(expected: dict, counts: dict) -> tuple:
         if before and now and ratio <= -LIMIT:
             fallen.append(name)
     if fallen:
-        lines.append(f"fallen by {LIMIT:.0%} or more: {', '.join(fallen)}: accept the counts, so that losing the gain again shows")
+        lines.append(f"fallen by {LIMIT:.0%} or more: {', '.join(fallen)}; record that with scripts/perf-check --accept, so that losing "
+                     "the gain again shows")
     faults = [f"{', '.join(risen)} {'takes' if len(risen) == 1 else 'take'} {LIMIT:.0%} or more instructions more"] if risen else []
     faults += [f"{name} is not recorded" for name in sorted(set(counts) - set(expected))]
     faults += [f"{name} is recorded but no longer counted" for name in sorted(set(expected) - set(counts))]

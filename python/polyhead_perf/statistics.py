@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy
-import scipy.stats
+import scipy.special  # scipy.stats takes a second to import, for the same quantiles
 
 # Above these sizes the null distribution is taken as normal: its exact form would cost seconds and differ in the fourth digit.
 EXACT_PAIRS = 400
@@ -44,13 +44,13 @@ class _Null:
             return 1.0
         if self._cumulative is not None:
             return float(self._cumulative[value])
-        return float(scipy.stats.norm.cdf((value + 0.5 - self.size / 2) / self._deviation))
+        return float(scipy.special.ndtr((value + 0.5 - self.size / 2) / self._deviation))
 
     def cut(self, tail: float) -> int:
         """How many of the smallest values have a probability of at most `tail` together."""
         if self._cumulative is not None:
             return int(numpy.searchsorted(self._cumulative, tail, side="right"))
-        return max(0, math.floor(self.size / 2 + 0.5 + self._deviation * float(scipy.stats.norm.ppf(tail))))
+        return max(0, math.floor(self.size / 2 + 0.5 + self._deviation * float(scipy.special.ndtri(tail))))
 
 
 @functools.lru_cache(maxsize=None)
@@ -170,5 +170,5 @@ def mean_unpaired_shift(first: list, second: list, level: float) -> tuple:
 def _student(estimate: float, influences, repetitions: int, level: float) -> tuple:
     if repetitions < 3:
         return estimate, -math.inf, math.inf
-    reach = float(scipy.stats.t.ppf(0.5 + level / 2, repetitions - 1)) * math.sqrt(sum(value * value for value in influences))
+    reach = float(scipy.special.stdtrit(repetitions - 1, 0.5 + level / 2)) * math.sqrt(sum(value * value for value in influences))
     return estimate, estimate - reach, estimate + reach

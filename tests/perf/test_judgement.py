@@ -78,12 +78,12 @@ def test_decided_benchmarks_keep_their_verdict():
     assert judge.benchmarks["slow"].verdict == SLOWER and judge.benchmarks["wild"].verdict == SAME
 
 
-COMPARISONS = 40
+COMPARISONS = 25
 
 
 @pytest.mark.parametrize("noise", simulation.MODELS, ids=lambda noise: noise.name)
 def test_equal_builds_raise_no_alarm(noise):
-    """Each comparison of three equal builds' benchmarks may be wrong once in a hundred times; five in 40 happen once in 50,000."""
+    """Each comparison of three equal builds' benchmarks may be wrong once in a hundred times; five in 25 happen once in 200,000."""
     verdicts = simulation.count_verdicts(noise, 11, [0.0] * 3, 30, COMPARISONS)
     print(noise, verdicts)
     assert verdicts.get(SLOWER, 0) + verdicts.get(FASTER, 0) <= 4
@@ -98,8 +98,8 @@ def test_slow_downs_are_caught(noise, percent, least):
 
 
 def test_looking_often_does_not_inflate_false_alarms():
-    """Where nothing is ever "the same" (the minimum effect is tiny), every look is a chance to be wrong: 400 comparisons with up
-    to six looks stay below 1 % all the same (nine in 400 happen once in 2,000)."""
-    verdicts = simulation.count_verdicts(simulation.Noise("noisy", white=0.02), 13, [0.0], 60, 400, Rules(min_effect=1e-9))
+    """Where nothing is ever "the same" (the minimum effect is tiny), every look is a chance to be wrong: 250 comparisons with up
+    to six looks stay below 1 % all the same (nine in 250 happen once in 2,000)."""
+    verdicts = simulation.count_verdicts(simulation.Noise("noisy", white=0.02), 13, [0.0], 60, 250, Rules(min_effect=1e-9))
     print(verdicts)
     assert verdicts.get(SLOWER, 0) + verdicts.get(FASTER, 0) <= 8
