@@ -111,6 +111,7 @@ def roofline_panels(inputs, index_of):
             {"kind": kind, "name": name, "rate": statistics.median(rates), "least": min(rates), "most": max(rates)}
             for (kind, name), rates in sorted(_roofs_of(results).items())
         ]
+        shares = [result for result in results if result.group != PEAK_GROUP and result.share is not None]
         dates = sorted({result.run.date.strftime("%Y-%m-%d") for result in points})
         panels.append(
             {
@@ -118,6 +119,7 @@ def roofline_panels(inputs, index_of):
                 "threads": threads,
                 "roofs": roofs,
                 "dates": dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
+                "shares": [index_of[id(result)] for result in shares],
                 "points": [
                     {"row": index_of[id(result)], "x": result.gflops / result.gbps, "y": result.gflops} for result in points
                 ],

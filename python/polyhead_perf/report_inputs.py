@@ -98,15 +98,18 @@ def _machine(context, where):
     return re.sub(r"\((?:R|TM)\)", "", " ".join(name.split()))
 
 
-def split_name(name, default_isa):
-    """A benchmark's name -> (what it measures, isa, threads): attention/tiny/avx2/threads:2 -> (attention/tiny, avx2, 2)."""
+def split_name(name, default_isa, plugins=()):
+    """A benchmark's name -> (what it measures, isa, threads): attention/tiny/avx2/threads:2 -> (attention/tiny, avx2, 2).
+
+    Where the instruction set of ours stands, a plugin's benchmark has the plugin's name.
+    """
     kept, isa, threads = [], None, 1
     for part in name.split("/"):
         if part in results.TIME_KIND_SUFFIXES or re.fullmatch(r"(min_time|min_warmup_time|repeats|iterations):.*", part):
             continue
         if re.fullmatch(r"threads:\d+", part):
             threads = int(part[8:])
-        elif part in ISAS and isa is None:
+        elif (part in ISAS or part in plugins) and isa is None:
             isa = part
         else:
             kept.append(part)
@@ -119,8 +122,11 @@ def _median(values):
 
 
 def _suite_result(run, name, entries):
-    label, isa, threads = split_name(name, str(run.context.get("isa") or ""))
+    plugins = [key[len("plugin ") :] for key in run.context if key.startswith("plugin ")]
+    label, isa, threads = split_name(name, str(run.context.get("isa") or ""), plugins)
     result = Result(run, label, label.split("/")[0], "Polyhead", isa, threads)
+    if isa in plugins:
+        result.engine, result.isa = isa, ""
     failed = [entry for entry in entries if entry.error is not None]
     if failed:
         result.problem = failed[0].error
@@ -145,8 +151,6 @@ def _suite_result(run, name, entries):
 def _remarks(context):
     """(doubts, cautions)"""
     doubts, cautions = [], []
-    if context.get("library_build_type") == "debug":
-        doubts.append("a debug build")
     if context.get("slow_down"):
         doubts.append(f"slowed down on purpose (slow_down {context['slow_down']})")
     if str(context.get("commit", "")).endswith("-dirty"):
@@ -158,6 +162,9 @@ def _remarks(context):
         "schedutil",
     ):
         cautions.append("frequency scaling")
+    load, cpus = context.get("load_avg"), context.get("num_cpus")
+    if isinstance(load, list) and load and isinstance(load[0], (int, float)) and isinstance(cpus, int) and load[0] > cpus / 2:
+        cautions.append(f"busy machine: load {load[0]:.1f} at the start")
     return doubts, cautions
 
 

@@ -23,6 +23,17 @@ def test_names_give_instruction_set_and_threads():
     assert split("avx2", "sse4") == ("avx2", "avx2", 1)
 
 
+def test_plugins_are_engines(tmp_path):
+    report_files.suite_file(tmp_path / "a.json", 0, **{"plugin mine": "a plugin", "plugin": "no engine"})
+
+    def add(document):
+        document["benchmarks"].append(report_files.entry("attention/tiny/mine/threads:2/process_time/real_time", 1.0, 5.0, 1.0))
+
+    edited(tmp_path / "a.json", add)
+    found = [of for of in report_inputs.read_folder(tmp_path).results if (of.name, of.threads) == ("attention/tiny", 2)]
+    assert [(of.engine, of.isa) for of in found] == [("Polyhead", "avx2"), ("mine", "")]
+
+
 def test_repetitions_become_a_median_with_quartiles(tmp_path):
     times = [1.0, 9.0, 2.0, 3.0, 2.5]
     entries = [
@@ -135,11 +146,11 @@ def test_half_a_file_is_an_error_and_all_faults_are_told(tmp_path):
 
 def test_doubts_about_a_run_are_kept(tmp_path):
     report_files.suite_file(
-        tmp_path / "a.json", 0, library_build_type="debug", slow_down="10", commit="1234567-dirty", governor="powersave"
+        tmp_path / "a.json", 0, slow_down="10", load_avg=[1.5, 1, 1], commit="1234567-dirty", governor="powersave"
     )
     (run,) = report_inputs.read_folder(tmp_path).runs
-    assert run.doubts == ["a debug build", "slowed down on purpose (slow_down 10)"]
-    assert run.cautions == ["uncommitted changes", "frequency scaling"]
+    assert run.doubts == ["slowed down on purpose (slow_down 10)"]
+    assert run.cautions == ["uncommitted changes", "frequency scaling", "busy machine: load 1.5 at the start"]
 
 
 def test_the_committed_results_are_read():

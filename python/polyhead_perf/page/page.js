@@ -59,7 +59,8 @@
     "vllm+pack": "triangle-up-open", onnxruntime: "diamond", openvino: "triangle-down",
   };
   const engineColour = (engine) => colour(`--engine-${ENGINES.includes(engine) ? engine.replace("+", "-") : "other"}`);
-  const groups = [...new Set(data.rows.map((row) => row.group))];
+  // Of the rooflines: each kind of benchmark has its colour and mark in all of them.
+  const groups = [...new Set(data.rooflines.flatMap((panel) => [...panel.points.map((point) => point.row), ...panel.shares]).map((row) => data.rows[row].group))];
   const groupColour = (group) => colour(`--series-${groups.indexOf(group) % 8}`);
   const GROUP_SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon"];
   const groupSymbol = (group) => GROUP_SYMBOLS[groups.indexOf(group) % 8];
@@ -183,7 +184,8 @@
     const left = Math.min(...xs, ...knees) / (narrow() ? 5 : 2.5), right = Math.max(...xs, ...knees) * 2.2;
     const bottom = Math.min(...ys, ...slanted.map((roof) => roof.rate * Math.min(...xs))) / 2, ceiling = Math.max(top, ...ys) * 2;
     const traces = [], labels = [];
-    const plotHeight = narrow() ? 310 : 380, rows = groups.filter((group) => points.some((point) => point.row.group === group && point.row.share !== null));
+    const shares = panel.shares.map((row) => data.rows[row]).filter(matches);
+    const plotHeight = narrow() ? 310 : 380, rows = groups.filter((group) => shares.some((row) => row.group === group));
     for (const roof of slanted) {
       const end = top ? Math.min(right, top / roof.rate) : right;
       const begin = Math.max(left, bottom / roof.rate);
@@ -197,16 +199,19 @@
       labels.push({ x: right, y: roof.rate, text: `${plain(roof.name)} ${three(roof.rate)} GFLOP/s`, slanted: false });
     }
     for (const group of groups) {
-      const of = points.filter((point) => point.row.group === group);
-      if (!of.length) continue;
-      const describe = (point) => `<b>${plain(point.row.name)}</b> ${plain(point.row.isa)}<br>${three(point.y)} GFLOP/s, ${three(point.x)} operations a byte`
-        + `<br>${duration(point.row.ms)}` + (point.row.share === null ? "" : `, ${(point.row.share * 100).toFixed(0)} % of ${plain(point.row.bound || "its bound")}`);
       const marker = { color: groupColour(group), symbol: groupSymbol(group), size: 9, opacity: 0.85, line: { width: 1, color: colour("--surface") } };
-      traces.push({ x: of.map((point) => point.x), y: of.map((point) => point.y), text: of.map(describe), mode: "markers", hoverinfo: "text", marker });
-      const shared = of.filter((point) => point.row.share !== null);
+      const describe = (row) => [
+        `<b>${plain(row.name)}</b> ${plain(row.isa)}`,
+        [row.gflops && `${three(row.gflops)} GFLOP/s`, row.gbps && `${three(row.gbps)} GB/s`, row.gflops && row.gbps && `${three(row.gflops / row.gbps)} operations a byte`].filter(Boolean).join(", "),
+        duration(row.ms) + (row.share === null ? "" : `, ${(row.share * 100).toFixed(0)} % of ${plain(row.bound || "its bound")}`),
+      ].join("<br>");
+      const of = points.filter((point) => point.row.group === group), shared = shares.filter((row) => row.group === group);
+      if (of.length) {
+        traces.push({ x: of.map((point) => point.x), y: of.map((point) => point.y), text: of.map((point) => describe(point.row)), mode: "markers", hoverinfo: "text", marker });
+      }
       if (shared.length) {
         traces.push({
-          x: shared.map((point) => point.row.share * 100), y: shared.map(() => rows.length - rows.indexOf(group)), text: shared.map(describe), xaxis: "x2", yaxis: "y2",
+          x: shared.map((row) => row.share * 100), y: shared.map(() => rows.length - rows.indexOf(group)), text: shared.map(describe), xaxis: "x2", yaxis: "y2",
           mode: "markers", hoverinfo: "text", marker,
         });
       }
@@ -242,7 +247,7 @@
       }),
       ...(rows.length ? {
         xaxis2: axis({
-          range: [0, Math.max(105, ...points.map((point) => (point.row.share || 0) * 105))], anchor: "y2", automargin: false, title: title("share of its bound"),
+          range: [0, Math.max(105, ...shares.map((row) => row.share * 105))], anchor: "y2", automargin: false, title: title("share of its bound"),
           tickvals: [0, 25, 50, 75, 100], ticktext: ["0", "25 %", "50 %", "75 %", "100 %"],
         }),
         yaxis2: axis({ range: [0.4, rows.length + 0.6], domain: [0, share(rows.length * 24)], automargin: false, tickvals: rows.map((_, index) => rows.length - index), ticktext: rows.map((row) => `${plain(row)} `),
@@ -359,8 +364,7 @@
     const engines = new Map(data.ratios.flatMap((panel) => panel.cases.flatMap((row) => row.engines.map((engine) => [engine.engine, engine.name]))));
     legend(byId("engine-legend"), [...engines].sort(([a], [b]) => ENGINES.indexOf(a) - ENGINES.indexOf(b))
       .map(([engine, name]) => ({ name, tone: engineColour(engine), symbol: SYMBOLS[engine] || "cross" })));
-    const plotted = new Set(data.rooflines.flatMap((panel) => panel.points.map((point) => data.rows[point.row].group)));
-    legend(byId("group-legend"), groups.filter((group) => plotted.has(group)).map((group) => ({ name: group, tone: groupColour(group), symbol: groupSymbol(group) })));
+    legend(byId("group-legend"), groups.map((group) => ({ name: group, tone: groupColour(group), symbol: groupSymbol(group) })));
   };
 
   // ---- the table
