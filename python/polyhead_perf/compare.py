@@ -285,7 +285,6 @@ def compare_programs(baseline, candidate, options: argparse.Namespace, talk: boo
         if progress:
             progress.clear()
     sides = [results.ResultFile(build.source, context, []) for build, context in zip((baseline, candidate), measured.contexts)]
-    last_repetitions = max(len(pairs) for pairs in measured.times.values())
     undecided = len(judge.undecided)
     pairs_measured = sum(len(pairs) for pairs in measured.times.values())
     return words.Comparison(
@@ -295,7 +294,7 @@ def compare_programs(baseline, candidate, options: argparse.Namespace, talk: boo
         {"filter": options.filter, "budget": settings.budget, "min_time": settings.min_time, "inner": settings.inner,
          "per_process": settings.benchmarks_per_process, "pinned_to": runner.pinned_to, "seed": seed},
         warnings + machine.warnings_after(measured.disturbance), notes + _told(*sides), measured.seconds,
-        measured.seconds * undecided / pairs_measured if last_repetitions and undecided else None)
+        measured.seconds * undecided / pairs_measured if undecided else None, measured.disturbance)
 
 
 class Progress:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import statistics
 import sys
 from dataclasses import dataclass, field
 
-from . import judgement
+from . import judgement, machine
 from .judgement import FASTER, INTERVAL_LEVEL, SAME, SLOWER, UNCLEAR, Judge, Judgement
 from .results import base_name
 
@@ -33,8 +34,9 @@ class Comparison:
     settings: dict
     warnings: list = field(default_factory=list)
     notes: list = field(default_factory=list)
-    seconds: float | None = None  # measuring took, per repetition of the undecided at its end
-    seconds_per_repetition: float | None = None
+    seconds: float | None = None  # that measuring took
+    seconds_per_repetition: float | None = None  # of what is undecided
+    disturbance: machine.Disturbance | None = None  # while measuring
 
     @property
     def verdict(self) -> str:
@@ -197,6 +199,7 @@ def document(comparison: Comparison) -> dict:
         "settings": {**comparison.settings, "alpha": comparison.judge.rules.alpha, "min_effect": comparison.judge.rules.min_effect,
                      "interval_level": INTERVAL_LEVEL, "paired": comparison.paired},
         "seconds": comparison.seconds,
+        "disturbance": dataclasses.asdict(comparison.disturbance) if comparison.disturbance else None,
         "warnings": comparison.warnings,
         "notes": comparison.notes,
         "geometric_mean": judged(comparison.judge.together),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import random
 import statistics
 import sys
@@ -99,7 +100,9 @@ def measure(options: argparse.Namespace) -> dict:
         "alpha": comparison.judge.rules.alpha,
         "min_effect": comparison.judge.rules.min_effect,
         "seconds": round(time.monotonic() - started, 1),
-        "warnings": sorted({warning for comparisons in outcomes.values() for one in comparisons for warning in one.warnings}),
+        # Median shares of the machine's CPU time while measuring: other programs, and what a virtual machine's host kept back.
+        "others": round(statistics.median(one.disturbance.others for each in outcomes.values() for one in each), 3),
+        "stolen": round(statistics.median(one.disturbance.stolen for each in outcomes.values() for one in each), 3),
         "cases": cases,
     }
 
@@ -119,8 +122,9 @@ def case_of(slow_down: float, comparisons: list) -> dict:
         "benchmarks_faster": sum(each.verdict == "faster" for each in judged),
         "median_pairs": statistics.median(each.repetitions for each in judged),
         "median_seconds": round(statistics.median(one.seconds for one in comparisons), 2),
-        "median_interval_percent": round(100 * statistics.median((each.high - each.low) / 2 for each in judged), 2),
     }
+    reach = statistics.median((each.high - each.low) / 2 for each in judged)
+    case["median_interval_percent"] = round(100 * reach, 2) if math.isfinite(reach) else None
     return {**case, "goal_met": goal_met(case)}
 
 
@@ -146,16 +150,18 @@ def figures(summary: dict) -> str:
         f"{context.get('num_cpus', '?')} CPUs, {context.get('isa', '?')}, "
         + (f"pinned to CPU {settings['pinned_to']}, " if settings.get("pinned_to") is not None else "")
         + f"{len(summary['benchmarks'])} benchmarks, {'/'.join(map(str, sorted(runs)))} comparisons of each kind with a budget of "
-        f"{settings['budget']:g} s, {summary['seconds'] / 60:.0f} minutes in all.",
+        f"{settings['budget']:g} s each, {summary['seconds'] / 60:.0f} minutes in all. Other programs used {summary['others']:.1%} of the "
+        f"machine's CPU time, its host kept back {summary['stolen']:.1%}.",
         "",
         "| injected | comparisons that said slower | a benchmark faster | the same | could not tell | wanted | benchmarks called "
         "slower | pairs (median) | half interval (median) | seconds a comparison |",
         "| ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
     ]
     for case in summary["cases"]:
+        reach = case["median_interval_percent"]
         lines.append(f"| {case['slow_down_percent']:g} % | {case['slower']} of {case['runs']} | {case['faster']} | {case['same']} "
                      f"| {case['unclear']} | {goal_text(case)} | {case['benchmarks_slower']} of {case['benchmarks']} "
-                     f"| {case['median_pairs']:g} | {case['median_interval_percent']:g} % | {case['median_seconds']:g} |")
+                     f"| {case['median_pairs']:g} | {'any' if reach is None else f'{reach:g} %'} | {case['median_seconds']:g} |")
     return "\n".join(lines)
 
 

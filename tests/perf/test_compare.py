@@ -178,6 +178,17 @@ def test_self_test_writes_figures_and_checks_docs(tmp_path):
     assert missed.returncode == 1 and "missed: injected 10 %: said slower in 0 of 1, wanted 1 or more" in missed.stdout
 
 
+def test_docs_have_the_self_tests_figures():
+    """docs/benchmarking.md says what was counted; before anything was, it says nothing."""
+    docs = PACKAGE.parent / "docs"
+    summary = docs / "compare-self-test.json"
+    if summary.exists():
+        result = polyhead_perf("self-test", "--json", summary, "--check-docs", docs / "benchmarking.md")
+        assert result.returncode == 0, (result.stdout, result.stderr)
+    else:
+        assert "<!-- self-test -->\n<!-- /self-test -->" in (docs / "benchmarking.md").read_text(encoding="utf-8")
+
+
 real = pytest.mark.skipif("POLYHEAD_BENCH" not in os.environ, reason="POLYHEAD_BENCH names no polyhead-bench")
 # A chance of a false alarm of one in ten thousand, so that this test doesn't fail by itself.
 REAL = ["--alpha", "0.0001", "--filter", "^attention/tiny/[^/]+/threads:1/process_time", "--", "--threads=1"]
