@@ -252,7 +252,8 @@ class Session {
   void print_head() const {
     if (quiet_) return;
     fmt::print("polyhead {}, {}\n", POLYHEAD_VERSION_STRING, dispatch::cpu_features().brand);
-    if (isas_.size() + plugins_.size() > 1) fmt::print("ratio: time relative to {}, measured in turn\n", name(isas_.front()));
+    if (isas_.size() + plugins_.size() > 1)
+      fmt::print("ratio: time relative to {}, measured in turn, and its confidence interval\n", name(isas_.front()));
     fmt::print("{}\n", table_.header());
     std::fflush(stdout);
   }
@@ -327,15 +328,12 @@ Command add_bench(CLI::App& parent) {
          "table")
       ->type_name("FILE");
   app->footer(
-      "\nEach result is compared with float64 on sampled rows before it is timed; a wrong one is not timed. Several "
-      "instruction\n"
-      "sets and plugins are timed in turn, block by block on the same operands; ratio is time relative to the first "
-      "instruction\n"
-      "set, so that above 1 is slower. Times are wall time. +-% is half of the distance between the quartiles, with\n"
-      "--repetitions half of the range of their medians. GFLOP/s count 2 (d + e) for each pair of query and key that the mask\n"
-      "allows, and a layer's projections; GB/s reading every operand and writing the result once. On a terminal the table "
-      "leaves\n"
-      "out columns that do not fit.\n"
+      "\nEach result is compared with float64 on sampled rows before it is timed; a wrong one is not timed. Several\n"
+      "instruction sets and plugins are timed in turn, block by block on the same operands; ratio is time relative to the\n"
+      "first instruction set, so that above 1 is slower, with its confidence interval. Times are wall time. +-% is half of\n"
+      "the distance between the quartiles, with --repetitions half of the range of their medians. GFLOP/s count 2 (d + e)\n"
+      "for each pair of query and key that the mask allows, and a layer's projections; GB/s reading every operand and\n"
+      "writing the result once. On a terminal the table leaves out columns that do not fit.\n"
       "\nExit status: 0 all right, 1 a wrong result or another failure, 2 wrong command line. Ctrl-C keeps what was measured.\n"
       "\nExamples:\n"
       "  polyhead bench --list\n"

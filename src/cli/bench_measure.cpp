@@ -82,7 +82,13 @@ class Contender {
     std::vector<double> ratios;
     for (std::size_t round = 0; round < block_medians_.size(); ++round)
       ratios.push_back(block_medians_[round] / first.block_medians_[round]);
-    result.ratio = median(ratios);
+    std::sort(ratios.begin(), ratios.end());
+    result.ratio = quantile(ratios, 0.5);
+    // How many of n values lie below the median is binomial: n/2 and 1.96 times half of the square root of n.
+    const auto count = static_cast<double>(ratios.size());
+    const double reach = 0.98 * std::sqrt(count);
+    result.ratio_low = ratios[static_cast<std::size_t>(std::max(0.0, std::floor(count / 2 - reach)))];
+    result.ratio_high = ratios[static_cast<std::size_t>(std::min(count, std::ceil(count / 2 + reach)) - 1)];
     return result;
   }
 

@@ -11,7 +11,9 @@ struct Timing {
   // Seconds a call. Wall time but for cpu, the processor time of all threads of the process.
   double median = 0, minimum = 0, cpu = 0;
   double spread = 0;  // half of the distance between the quartiles, relative to the median
-  double ratio = 1;   // to the first contender: the median over the rounds of the quotient of the two medians in that round
+  // To the first contender: the median over the rounds of the quotient of the two medians in that round, and its confidence
+  // interval of 95 %, by ranks: whatever the noise looks like, as long as it is not the same in all rounds.
+  double ratio = 1, ratio_low = 1, ratio_high = 1;
   std::int64_t calls = 0;
 };
 

@@ -92,7 +92,11 @@ void BenchResults::add(const BenchRow& row, int repetition, int repetitions) {
     if (row.flops > 0) entry["GFLOP/s"] = row.gflops();
     if (row.bytes > 0) entry["GB/s"] = row.gigabytes();
     entry["error"] = row.error;
-    if (!row.first) entry["ratio"] = row.timing.ratio;
+    if (!row.first) {
+      entry["ratio"] = row.timing.ratio;
+      entry["ratio_low"] = row.timing.ratio_low;
+      entry["ratio_high"] = row.timing.ratio_high;
+    }
     if (row.has_bound()) {
       entry["roof"] = row.bound->rate;
       entry["roof_share"] = row.roof_share();

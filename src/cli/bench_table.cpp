@@ -26,6 +26,10 @@ std::string rate(double value) {
   return value <= 0 ? "" : fmt::format("{:.{}f}", value, value >= 10 ? 1 : 2);
 }
 
+std::string quotient(double value) {
+  return fmt::format("{:.{}f}", value, value < 9.995 ? 2 : 1);
+}
+
 }  // namespace
 
 BenchTable::BenchTable(const Layout& layout) {
@@ -39,9 +43,12 @@ BenchTable::BenchTable(const Layout& layout) {
   columns_.push_back({"GFLOP/s", 7, false, 6, [](const BenchRow& row) { return rate(row.flops > 0 ? row.gflops() : 0); }});
   columns_.push_back({"GB/s", 6, false, 5, [](const BenchRow& row) { return rate(row.bytes > 0 ? row.gigabytes() : 0); }});
   if (layout.ratios) {
-    columns_.push_back({"ratio", 6, false, always, [](const BenchRow& row) {
-                          return row.first ? std::string("1")
-                                           : fmt::format("{:.{}f}", row.timing.ratio, row.timing.ratio < 9.995 ? 2 : 1);
+    columns_.push_back({"ratio", 6, false, always,
+                        [](const BenchRow& row) { return row.first ? std::string("1") : quotient(row.timing.ratio); }});
+    columns_.push_back({"95 %", 11, true, 9, [](const BenchRow& row) {
+                          return row.first
+                                     ? std::string()
+                                     : fmt::format("{}-{}", quotient(row.timing.ratio_low), quotient(row.timing.ratio_high));
                         }});
   }
   if (layout.bounds) {

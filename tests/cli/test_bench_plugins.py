@@ -70,6 +70,7 @@ class PluginTest(CommandTest):
                 self.assertGreater(theirs["ratio"], 1.5, "float64 one by one is slower than vectors")
                 by_times = theirs["real_time"] / ours["real_time"]
                 self.assertTrue(by_times / 4 < theirs["ratio"] < by_times * 4, (by_times, theirs["ratio"]))
+                self.assertTrue(theirs["ratio_low"] <= theirs["ratio"] <= theirs["ratio_high"], theirs)
                 self.assertLess(theirs["error"], 1e-5)
                 self.assertGreater(theirs["GFLOP/s"], 0)
             self.assertIn("ratio", result.stdout)
