@@ -130,7 +130,7 @@ def measure(options, threads):
 
     progress.nobody()
     torch.set_num_threads(threads)
-    file = result_file.ResultFile(options.json, resume=options.resume)
+    file = result_file.ResultFile(options.json, resume=options.resume, since=options.since)
     with open(os.path.join(HERE, "..", "workloads.json")) as source:
         workloads = json.load(source)
     only = [part for part in options.only.split(",") if part]
@@ -139,36 +139,46 @@ def measure(options, threads):
     version_of = {name: versions.get(package) for name, package in PACKAGES.items()}
     version_of["polyhead"] = f"{versions.get('polyhead', '')} {file.context['commit']}".strip()
 
-    for part in options.part.split(","):
+    def measure_case(part, workload):
+        case = workload["name"]
+
+        def left_out(engine, reason):
+            print(f"# {engine} left out of {part} {case}: {reason}", flush=True)
+            file.leave_out(part, case, engine, threads, reason)
+
         prepare = attention.prepare if part == "attention" else layers.PROBLEMS[part]
-        for workload in workloads["attention" if part == "attention" else "layers"]:
-            case = workload["name"]
-            if (only and not any(text in case for text in only)) or (part, case, threads) in done:
-                continue
-
-            def left_out(engine, reason):
-                print(f"# {engine} left out of {part} {case}: {reason}", flush=True)
-                file.leave_out(part, case, engine, threads, reason)
-
-            engines = [engine for engine in options.engines.split(",") if (part, case, engine) not in crashed]
-            load = machine.Load(cpus)
-            results = prepare(workload).measure(
-                engines, threads, options.budget, left_out, lambda engine: progress.at(part, case, engine)
+        engines = [engine for engine in options.engines.split(",") if (part, case, engine) not in crashed]
+        load = machine.Load(cpus)
+        results = prepare(workload).measure(
+            engines, threads, options.budget, left_out, lambda engine: progress.at(part, case, engine)
+        )
+        progress.nobody()
+        busy = load.read()
+        for result in results:
+            version = version_of.get(result["engine"].partition("+")[0].partition("-")[0])
+            result.update({**({"version": version} if version else {}), **busy})
+            result["measured"] = result_file.now()
+        if results:
+            show(results)
+            file.add(results)
+        if busy["others"] + busy["steal"] > report_peers.BUSY:
+            print(
+                f"# {part} {case}: others had {busy['others'] + busy['steal']:.0%} of the CPUs: not to be trusted", flush=True
             )
-            progress.nobody()
-            busy = load.read()
-            if busy["others"] + busy["steal"] > report_peers.BUSY:
-                print(
-                    f"# {part} {case}: other programs had {busy['others'] + busy['steal']:.0%} of the CPUs: not to be trusted",
-                    flush=True,
-                )
-            for result in results:
-                version = version_of.get(result["engine"].partition("+")[0].partition("-")[0])
-                result.update({**({"version": version} if version else {}), **busy})
-                result["measured"] = result_file.now()
-            if results:
-                show(results)
-                file.add(results)
+
+    chosen = [
+        (part, workload)
+        for part in options.part.split(",")
+        for workload in workloads["attention" if part == "attention" else "layers"]
+        if not only or any(text in workload["name"] for text in only)
+    ]
+    for part, workload in chosen:
+        if (part, workload["name"], threads) not in done:
+            measure_case(part, workload)
+    # What others disturbed gets a second chance; the quieter of the two stays.
+    for part, workload in chosen:
+        if (part, workload["name"], threads) in file.disturbed(report_peers.BUSY):
+            measure_case(part, workload)
     return 0
 
 
@@ -202,4 +212,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

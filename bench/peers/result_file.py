@@ -8,6 +8,14 @@ import time
 IDENTITY = ("cpu", "isa", "commit", "versions", "budget")
 
 
+def _case(of):
+    return of["part"], of["case"], of["threads"]
+
+
+def _others(result):
+    return result.get("others", 0.0) + result.get("steal", 0.0)
+
+
 def now():
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -17,7 +25,8 @@ class ResultFile:
     same context is gone on with. Without it they go into PATH, where results of other cases and of the same context stay.
     Without a `context` the file's own is kept."""
 
-    def __init__(self, path, context=None, resume=False):
+    def __init__(self, path, context=None, resume=False, since=""):
+        self.since = since  # results of before are of another run
         self.path, self.context, self.resume = path, context, resume
         self.target = path + ".part" if resume else path
         self.results, self.left_out = [], []
@@ -49,13 +58,21 @@ class ResultFile:
             if note.get("crash") and note["threads"] == threads and note["noted"] >= since
         }
 
+    def disturbed(self, most):
+        """(part, case, threads) during which others had more than `most` of the CPUs' time, and that were measured once only."""
+        return {_case(result) for result in self.results if _others(result) > most and result.get("tries", 1) == 1}
+
     def add(self, results):
-        """One case's results: they take the place of what was known of it."""
-        key = lambda of: (of["part"], of["case"], of["threads"])
-        measured = {key(result) for result in results}
-        engines = {(*key(result), result["engine"].partition("+")[0].partition("-")[0]) for result in results}
-        self.results = [result for result in self.results if key(result) not in measured] + results
-        self.left_out = [note for note in self.left_out if (*key(note), note["engine"]) not in engines]
+        """One case's results. They take the place of what was known of it, unless others disturbed them more."""
+        measured = {_case(result) for result in results}
+        before = [result for result in self.results if _case(result) in measured]
+        tries = 1 + max((result.get("tries", 1) for result in before if result.get("measured", "") >= self.since), default=0)
+        if tries > 1 and max(map(_others, results)) > max(map(_others, before)):
+            results = before
+        results = [{**result, "tries": tries} for result in results]
+        engines = {(*_case(result), result["engine"].partition("+")[0].partition("-")[0]) for result in results}
+        self.results = [result for result in self.results if _case(result) not in measured] + results
+        self.left_out = [note for note in self.left_out if (*_case(note), note["engine"]) not in engines]
         self.write()
 
     def leave_out(self, part, case, engine, threads, reason, crash=False):

@@ -98,7 +98,17 @@ def run(options, context, summarize):
         path = options.json or os.path.join(folder, "results.json")
         result_file.ResultFile(path, context, options.resume).write()
         for threads in options.counts:
-            status = run_workers(options, path, threads)
+            try:
+                status = run_workers(options, path, threads)
+            except KeyboardInterrupt:
+                kept = (
+                    f"finished cases are in {result_file.ResultFile(path, resume=options.resume).target}"
+                    if options.json
+                    else "nothing is kept"
+                )
+                again = "; the same command goes on" if options.resume else ""
+                print(f"\ncompare.py: interrupted; {kept}{again}", file=sys.stderr)
+                return 130
             if status:
                 return status
         file = result_file.ResultFile(path, resume=options.resume)

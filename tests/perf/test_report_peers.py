@@ -126,6 +126,22 @@ def test_a_case_measured_again_takes_the_place_of_the_old(tmp_path):
     assert [note["engine"] for note in file.left_out] == ["openvino"]
 
 
+def test_what_others_disturbed_is_measured_again_and_the_quieter_stays(tmp_path):
+    file = result_file.ResultFile(str(tmp_path / "r.json"), context(), since="2026")
+    busy = lambda case, others, ms: [{**results(case)[0], "others": others, "steal": 0.01, "median_ms": ms}]
+    file.add(busy("a", 0.30, 3.0))
+    file.add(busy("b", 0.01, 1.0))
+    file.add(busy("c", 0.06, 2.0))
+    assert file.disturbed(0.05) == {("attention", "a", 1), ("attention", "c", 1)}
+    file.add(busy("a", 0.02, 1.5))
+    file.add(busy("c", 0.50, 9.0))
+    assert file.disturbed(0.05) == set(), "a third time"
+    assert {result["case"]: result["median_ms"] for result in file.results} == {"a": 1.5, "b": 1.0, "c": 2.0}
+    again = result_file.ResultFile(str(tmp_path / "r.json"), context(), since="2027")  # another day
+    again.add(busy("a", 0.40, 4.0))
+    assert {result["case"]: (result["median_ms"], result["tries"]) for result in again.results}["a"] == (4.0, 1)
+
+
 # ---- processes that die
 
 WORKER = """
