@@ -329,11 +329,12 @@ Command add_bench(CLI::App& parent) {
       ->type_name("FILE");
   app->footer(
       "\nEach result is compared with float64 on sampled rows before it is timed; a wrong one is not timed. Several\n"
-      "instruction sets and plugins are timed in turn, block by block on the same operands; ratio is time relative to the\n"
-      "first instruction set, so that above 1 is slower, with its confidence interval. Times are wall time. +-% is half of\n"
-      "the distance between the quartiles, with --repetitions half of the range of their medians. GFLOP/s count 2 (d + e)\n"
-      "for each pair of query and key that the mask allows, and a layer's projections; GB/s reading every operand and\n"
-      "writing the result once. On a terminal the table leaves out columns that do not fit.\n"
+      "instruction sets and plugins are timed in turn, block by block on the same operands; ratio is time relative to\n"
+      "the first instruction set, so that above 1 is slower, with its confidence interval. Times are wall time, with\n"
+      "the operands in the caches as far as they fit there. +-% is half of the distance between the quartiles, with\n"
+      "--repetitions half of the range of their medians. GFLOP/s count 2 (d + e) for each pair of query and key that\n"
+      "the mask allows, and a layer's projections; GB/s reading every operand and writing the result once. On a\n"
+      "terminal the table leaves out columns that do not fit.\n"
       "\nExit status: 0 all right, 1 a wrong result or another failure, 2 wrong command line. Ctrl-C keeps what was measured.\n"
       "\nExamples:\n"
       "  polyhead bench --list\n"

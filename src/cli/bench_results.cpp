@@ -36,6 +36,8 @@ BenchResults::BenchResults(std::string path) : path_(std::move(path)) {
   replaceable_ = !std::filesystem::exists(status) || std::filesystem::is_regular_file(status);
   if (std::filesystem::is_directory(status)) unwritable(path_);
   if (!replaceable_) return;
+  if (std::filesystem::exists(status))
+    path_ = std::filesystem::canonical(path_).string();  // a link stays, its target is replaced
   // Only tried: an old result stays until there is a new one.
   const std::string part = path_ + part_suffix;
   if (std::ofstream file(part, std::ios::binary); !file) unwritable(path_);

@@ -220,6 +220,14 @@ class ResultsTest(BenchTest):
         self.succeed("bench", "tiny", "--threads", 1, *QUICK, "--json", "/dev/null")
         self.assertFalse(os.path.isfile("/dev/null"))
 
+    def test_json_through_a_link(self):
+        with open(self.path("target.json"), "w") as file:
+            file.write("old")
+        os.symlink(self.path("target.json"), self.path("link.json"))
+        self.succeed("bench", "tiny", "--threads", 1, *QUICK, "--json", self.path("link.json"))
+        self.assertTrue(os.path.islink(self.path("link.json")))
+        self.assertEqual(len(self.read(self.path("target.json"))["benchmarks"]), 1)
+
     def test_an_old_result_stays_until_there_is_a_new_one(self):
         with open(self.path("r.json"), "w") as file:
             file.write("old")

@@ -187,6 +187,13 @@ class PluginTest(CommandTest):
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         self.assertGreater(entries["tiny", "hostile"]["real_time"], 0)
 
+    def test_what_an_engine_changes_in_its_thread_is_brought_back(self):
+        # The engine itself looks, and fails when it finds its change.
+        for wish in ("change-modes", "pin-while-preparing"):
+            result, entries = self.bench(wish)
+            self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
+            self.assertGreater(entries["tiny", "hostile"]["real_time"], 0)
+
 
 if __name__ == "__main__":
     harness.main(__doc__, parameters=2)

@@ -9,6 +9,13 @@
 #include <thread>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include "polyhead/bench_plugin.h"
 
 namespace {
@@ -79,6 +86,44 @@ void attend(const polyhead_bench_problem& p) {
   }
 }
 
+#if defined(__x86_64__)
+constexpr unsigned flush_modes = 0x8040u;
+bool modes_are_changed() {
+  return (_mm_getcsr() & flush_modes) != 0;
+}
+void change_modes() {
+  _mm_setcsr(_mm_getcsr() | flush_modes);
+}
+#else
+bool modes_are_changed() {
+  return false;
+}
+void change_modes() {}
+#endif
+
+#if defined(__linux__)
+int count_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof set, &set);
+  return CPU_COUNT(&set);
+}
+const int cpus_at_first = count_cpus();
+void pin() {
+  const int cpu = sched_getcpu();
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
+#else
+int count_cpus() {
+  return 1;
+}
+const int cpus_at_first = 1;
+void pin() {}
+#endif
+
 std::size_t out_count(const polyhead_bench_problem& p) {
   return static_cast<std::size_t>(p.batch * p.heads * p.query_length * p.value_dim);
 }
@@ -105,6 +150,7 @@ std::int32_t prepare(const polyhead_bench_problem* p, void** handle, polyhead_be
     kept.assign(out, out + out_count(*p));
   }
   if (wish() == "write-input-while-preparing") row_of(p->key, 0, 0, 0)[0] = 7;
+  if (wish() == "pin-while-preparing") pin();
   *handle = new int(1);
   return 0;
 }
@@ -133,7 +179,10 @@ std::int32_t run(const polyhead_bench_problem* p, void*, polyhead_bench_message 
     std::memcpy(out, kept.data(), kept.size() * sizeof(float));
     return 0;
   }
+  if (modes_are_changed()) return say(message, "floating-point modes stayed changed");
+  if (count_cpus() != cpus_at_first) return say(message, "the thread stayed pinned");
   attend(*p);
+  if (how == "change-modes") change_modes();
   if (how == "keep-the-first-result") kept.assign(out, out + out_count(*p));
   if (how == "wrong") out[0] += 0.01f;
   if (how == "wrong-in-one-element") out[out_count(*p) / 2 + 1] += 0.01f;  // of a row that is not sampled
