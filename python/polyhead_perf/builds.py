@@ -11,7 +11,6 @@ import math
 import os
 import random
 import re
-import statistics
 import subprocess
 import tempfile
 import time
@@ -25,6 +24,9 @@ from .judgement import Judge, Rules, repetitions_needed
 BASELINE, CANDIDATE = 0, 1
 THREADS = re.compile(r"(?:^|/)threads:(\d+)(?:/|$)")
 LIST_SECONDS = 120
+# Measurements in one process. Many short ones, of which the lower quartile counts: interruptions only ever add time, and on a busy
+# machine the mean, or the median of a few long ones, scatters five to ten times as much.
+FEWEST_MEASUREMENTS, MOST_MEASUREMENTS = 3, 30
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Settings:
     rules: Rules = Rules()
     budget: float = 120.0  # seconds for measuring; the fewest repetitions that can tell anything are made in any case
     most_repetitions: int = 400
-    min_time: float = 0.02  # seconds of each measurement
-    inner: int = 3  # measurements in one process, whose median counts: one interruption doesn't spoil it
+    min_time: float = 0.002  # seconds of each measurement
+    process_time: float = 0.06  # seconds of all measurements of a process
     benchmarks_per_process: int = 1
     pin: object = "auto"  # a CPU's number, "auto" or None
     seed: int = 0
@@ -107,13 +109,13 @@ class Runner:
             raise PerfError(f"{self.builds[side].source}: has no benchmark" + (f" that matches '{wanted}'" if wanted else ""))
         return listed
 
-    def measure(self, side: int, names: list, settings: Settings) -> results.ResultFile:
-        """One fresh process that measures these benchmarks. PerfError when one of them is missing or wrong."""
+    def measure(self, side: int, names: list, min_time: float, measurements: int) -> results.ResultFile:
+        """One fresh process that measures these benchmarks so many times. PerfError when one of them is missing or wrong."""
         build = self.builds[side]
         with tempfile.TemporaryDirectory(prefix="polyhead-compare-") as folder:
             path = Path(folder) / "result.json"
             self.run(side, [f"--benchmark_filter={exact_filter(names)}", f"--benchmark_out={path}", "--benchmark_out_format=json",
-                            f"--benchmark_repetitions={settings.inner}", f"--benchmark_min_time={settings.min_time:g}"], None)
+                            f"--benchmark_repetitions={measurements}", f"--benchmark_min_time={min_time:g}"], None)
             try:
                 text = path.read_text(encoding="utf-8")
             except OSError:
@@ -141,6 +143,7 @@ def interleave(runner: Runner, names: list, settings: Settings, judge: Judge, ch
     progress(repetitions, judge, seconds left)
     """
     draw = random.Random(settings.seed)
+    measurements = calibrate(runner, names, settings)
     least = repetitions_needed(len(names), settings.rules)
     measured = Measured(list(names), {name: [] for name in names}, pinned_to=runner.pinned_to)
     machine_before, start = machine.CpuTime.now(), time.monotonic()
@@ -150,7 +153,7 @@ def interleave(runner: Runner, names: list, settings: Settings, judge: Judge, ch
         order = judge.undecided
         draw.shuffle(order)
         for at in range(0, len(order), settings.benchmarks_per_process):
-            _measure_pair(runner, order[at : at + settings.benchmarks_per_process], settings, draw, check, measured)
+            _measure_pair(runner, order[at : at + settings.benchmarks_per_process], settings, measurements, draw, check, measured)
         repetition += 1
         now = time.monotonic()
         longest = max(0.7 * longest, now - begun)
@@ -167,16 +170,34 @@ def interleave(runner: Runner, names: list, settings: Settings, judge: Judge, ch
     return measured
 
 
-def _measure_pair(runner: Runner, names: list, settings: Settings, draw: random.Random, check, measured: Measured) -> None:
+def calibrate(runner: Runner, names: list, settings: Settings) -> dict:
+    """name -> measurements that fit into a process's time, from one run of the baseline that counts for nothing else."""
+    fitting = {}
+    for at in range(0, len(names), settings.benchmarks_per_process):
+        result = runner.measure(BASELINE, names[at : at + settings.benchmarks_per_process], settings.min_time, 1)
+        result.refuse_errors()
+        for entry in result.entries:
+            count = settings.process_time / max(settings.min_time, entry.real_time)
+            fitting[entry.name] = min(MOST_MEASUREMENTS, max(FEWEST_MEASUREMENTS, round(count)))
+    return fitting
+
+
+def lower_quartile(times: list) -> float:
+    times = sorted(times)
+    return times[(len(times) - 1) // 4]
+
+
+def _measure_pair(runner: Runner, names: list, settings: Settings, measurements: dict, draw: random.Random, check,
+                  measured: Measured) -> None:
     sides = [BASELINE, CANDIDATE]
     if draw.random() < 0.5:
         sides.reverse()
     pair = [None, None]
     for side in sides:
-        pair[side] = runner.measure(side, names, settings)
+        pair[side] = runner.measure(side, names, settings.min_time, min(measurements[name] for name in names))
     check(*pair)
     measured.contexts = (pair[BASELINE].context, pair[CANDIDATE].context)
     by_name = [result.by_name() for result in pair]
     for name in names:
         measured.entries.setdefault(name, by_name[BASELINE][name][0])
-        measured.times[name].append(tuple(statistics.median(entry.time for entry in side[name]) for side in by_name))
+        measured.times[name].append(tuple(lower_quartile([entry.time for entry in side[name]]) for side in by_name))

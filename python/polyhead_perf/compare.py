@@ -43,10 +43,10 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=_positive, default=120.0, metavar="SECONDS",
                         help="stop measuring after that time (default %(default)g); the fewest repetitions that can tell "
                         "anything, nine or more, are made in any case")
-    parser.add_argument("--min-time", type=_positive, default=0.02, metavar="SECONDS",
+    parser.add_argument("--min-time", type=_positive, default=0.002, metavar="SECONDS",
                         help="of one measurement (default %(default)g)")
-    parser.add_argument("--inner", type=positive_count, default=3, metavar="N",
-                        help="measurements in one process, whose median counts (default %(default)s)")
+    parser.add_argument("--process-time", type=_positive, default=0.06, metavar="SECONDS",
+                        help="of the measurements of one process, 3 to 30, whose lower quartile counts (default %(default)g)")
     parser.add_argument("--per-process", type=positive_count, default=1, metavar="N",
                         help="benchmarks measured by one process; more save time where programs are slow to start, "
                         "and lie further apart in time (default %(default)s)")
@@ -260,7 +260,7 @@ def compare_programs(baseline, candidate, options: argparse.Namespace, talk: boo
 
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     settings = builds.Settings(rules=_rules(options, EFFECT_OF_BUILDS), budget=options.budget, min_time=options.min_time,
-                               inner=options.inner, benchmarks_per_process=options.per_process, pin=options.pin, seed=seed)
+                               process_time=options.process_time, benchmarks_per_process=options.per_process, pin=options.pin, seed=seed)
     unpinned = builds.Runner((baseline, candidate))
     notes: list = []
     names = _common_names(unpinned.names(builds.BASELINE, options.filter), unpinned.names(builds.CANDIDATE, options.filter),
@@ -291,7 +291,7 @@ def compare_programs(baseline, candidate, options: argparse.Namespace, talk: boo
         judge, baseline.source, candidate.source,
         {name: tuple(zip(*pairs)) for name, pairs in measured.times.items()},
         {name: entry.time_kind for name, entry in measured.entries.items()}, measured.contexts, True,
-        {"filter": options.filter, "budget": settings.budget, "min_time": settings.min_time, "inner": settings.inner,
+        {"filter": options.filter, "budget": settings.budget, "min_time": settings.min_time, "process_time": settings.process_time,
          "per_process": settings.benchmarks_per_process, "pinned_to": runner.pinned_to, "seed": seed},
         warnings + machine.warnings_after(measured.disturbance), notes + _told(*sides), measured.seconds,
         measured.seconds * undecided / pairs_measured if undecided else None, measured.disturbance)
