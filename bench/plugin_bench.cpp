@@ -12,10 +12,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 double median(std::vector<double>& values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
   return values[values.size() / 2];
@@ -47,14 +43,18 @@ Pair& prepared(const std::string& name, const PluginEngine& engine, const Attent
   return pair;
 }
 
-// One untimed call, which brings code, operands and threads back into caches, and one that is timed.
+// Not timed: brings code, operands and threads back into caches.
 template <typename Call>
-double time_in_turn(bool rest, Call call) {
+void warm_up(bool rest, Call call) {
   if (rest) std::this_thread::sleep_for(std::chrono::milliseconds(4));  // the other's workers stop spinning
   call();
+}
+
+template <typename Call>
+double timed(Call call) {
   const Clock::time_point start = Clock::now();
   call();
-  return seconds_since(start);
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 void run_pair(benchmark::State& state, Pair& pair, int threads) {
@@ -63,13 +63,16 @@ void run_pair(benchmark::State& state, Pair& pair, int threads) {
   const auto ours = [&] { pair.ours->run(); };
   const auto theirs = [&] { pair.theirs->run(); };
   // A rest after calls of a few microseconds would make a benchmark last for minutes.
-  const bool rest = threads > 1 && time_in_turn(false, ours) > 1e-3;
+  warm_up(false, ours);
+  const bool rest = threads > 1 && timed(ours) > 1e-3;
   std::vector<double> ours_times, ratios;
   for (auto _ : state) {
     state.PauseTiming();  // of the processor time; the wall time is set below
-    ours_times.push_back(time_in_turn(rest, ours));
+    warm_up(rest, ours);
+    ours_times.push_back(timed(ours));
+    warm_up(rest, theirs);
     state.ResumeTiming();
-    const double seconds = time_in_turn(rest, theirs);
+    const double seconds = timed(theirs);
     state.SetIterationTime(seconds);
     ratios.push_back(seconds / ours_times.back());
   }
