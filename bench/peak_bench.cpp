@@ -10,13 +10,15 @@ PeakMeter& meter() {
   return *instance;
 }
 
-void register_rate(const std::string& name, const char* unit, std::function<double()> measure) {
+void register_rate(const std::string& name, const char* unit, std::function<double()> measure,
+                   std::function<std::string()> label = nullptr) {
   benchmark::RegisterBenchmark(name.c_str(),
-                               [unit, measure](benchmark::State& state) {
+                               [unit, measure, label](benchmark::State& state) {
                                  try {
                                    for (auto _ : state) state.SetIterationTime(1.0 / measure());
                                    state.counters[unit] =
                                        benchmark::Counter(1.0, benchmark::Counter::kIsIterationInvariantRate);
+                                   if (label) state.SetLabel(label());
                                  } catch (const std::exception& error) {
                                    report_failure(state, error.what());
                                  }
@@ -57,8 +59,10 @@ void register_peaks(const SuiteOptions& options) {
       }
       if (isa == Isa::reference) continue;
       for (const std::string& level : levels) {
-        register_rate("peak/read/" + level + suffix, "GB/s",
-                      [level, isa, threads] { return meter().read(level, working_set(level, threads), isa, threads); });
+        register_rate(
+            "peak/read/" + level + suffix, "GB/s",
+            [level, isa, threads] { return meter().read(level, working_set(level, threads), isa, threads); },
+            [level, isa, threads] { return meter().best_way(level, isa, threads); });
       }
     }
   }

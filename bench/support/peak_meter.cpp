@@ -85,6 +85,15 @@ class MachineMeter final : public PeakMeter {
     return measure(*kernel, *way, level, share, threads).best;
   }
 
+  std::string best_way(const std::string& level, Isa isa, int threads) override {
+    const auto found = ways_.find({level, isa, threads});
+    if (found == ways_.end() || !found->second) return "";
+    const ReadWay& way = *found->second;
+    const std::string pages = way.pages == PageSize::huge_2m ? "2M pages, " : "4K pages, ";
+    if (way.order.streams > 1) return pages + std::to_string(way.order.streams) + " streams";
+    return pages + (way.order.ahead_bytes == 0 ? "plain" : "prefetch " + std::to_string(way.order.ahead_bytes) + " B ahead");
+  }
+
  private:
   static PeakLoop loop_of(Arithmetic kind, Isa isa) {
     switch (kind) {

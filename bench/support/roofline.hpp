@@ -77,6 +77,8 @@ class PeakMeter {
   virtual std::string arithmetic_name(Arithmetic kind, Isa isa) = 0;
   // `bytes`: the working set of all threads together.
   virtual double read(const std::string& level, double bytes, Isa isa, int threads) = 0;
+  // The way of reading that has been found best there, for people: "2M pages, 4 streams". Empty before the first read.
+  virtual std::string best_way(const std::string& level, Isa isa, int threads) = 0;
 };
 
 // This machine's, as described above.

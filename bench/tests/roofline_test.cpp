@@ -150,6 +150,7 @@ class ForgedMeter final : public PeakMeter {
     machine_.asked.push_back(level + " " + std::to_string(static_cast<std::int64_t>(bytes)));
     return machine_.bytes;
   }
+  std::string best_way(const std::string&, Isa, int) override { return "plain"; }
 
  private:
   Machine& machine_;
@@ -266,6 +267,8 @@ TEST(ThisMachine, PeaksAreOfThisWorld) {
   }
   const double cached = meter->read("L1", 16 << 10, default_isa(), 1);
   if (default_isa() == Isa::reference) return;
+  EXPECT_NE(meter->best_way("L1", default_isa(), 1).find("pages, "), std::string::npos);
+  EXPECT_EQ(meter->best_way("L2", default_isa(), 1), "");
   EXPECT_GT(cached, 0.5);
   EXPECT_LT(cached, 5000);
 }

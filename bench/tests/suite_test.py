@@ -97,6 +97,13 @@ class Suite(unittest.TestCase):
                 self.assertIn("read", entry["label"])
                 self.assertEqual("DRAM" in entry["label"], "/cold" in entry["name"])
 
+    def test_peaks_name_the_best_way_of_reading(self):
+        entries = measure("^peak/(multiply_add|read/L1)/.*threads:1/")["benchmarks"]
+        self.assertEqual([entry["name"].split("/")[1] for entry in entries], ["multiply_add", "read"])
+        self.assertGreater(entries[0]["GFLOP/s"], 0)
+        self.assertGreater(entries[1]["GB/s"], 0)
+        self.assertRegex(entries[1]["label"], r"^[24][KM] pages, (plain|prefetch \d+ B ahead|[24] streams)$")
+
     def test_slow_down(self):
         filter_ = "^attention/tiny/.*threads:1/"
         plain = measure(filter_, "--caches=warm")
