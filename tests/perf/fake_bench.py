@@ -5,6 +5,7 @@
                   [--unit=us] [--nan=NAME] [--forget=NAME] [--crash] --benchmark_...
 """
 import json
+import math
 import random
 import re
 import sys
@@ -34,7 +35,7 @@ def main():
         process = draw.gauss(0, noise)
         repetitions = int(google.get("benchmark_repetitions", 1))
         for repetition in range(repetitions):
-            time = (5.0 if "fast" in name else 80.0) * slow * (1 + process + draw.gauss(0, noise))
+            time = (5.0 if "fast" in name else 80.0) * slow * math.exp(process + draw.gauss(0, noise))
             entry = {"name": name, "run_name": name, "run_type": "iteration", "repetitions": repetitions,
                      "repetition_index": repetition, "threads": 1, "iterations": 1000, "real_time": time, "cpu_time": time,
                      "time_unit": own.get("unit", "us"), "GFLOP/s": 12.5}
