@@ -18,6 +18,7 @@ COMMANDS = {
     "instructions": ("instructions", "instruction counts of kernels against the recorded ones"),
 }
 STATUS_ERROR = 2
+DEBIAN = {library: f"apt-get install python3-{library} on Debian, " for library in ("numpy", "scipy", "plotly")}
 
 
 
@@ -39,6 +40,8 @@ def main(arguments: list[str]) -> int:
     name = arguments[0]
     if name not in COMMANDS:
         return fail("polyhead_perf", f"no command is called '{name}'; there are {', '.join(COMMANDS)}")
+    if sys.version_info < (3, 9):
+        return fail("polyhead_perf", f"needs Python 3.9 or later; {sys.executable} is {sys.version.split()[0]}")
     # The polyhead command names itself here, so that help and errors show what the user typed.
     program = f"{os.environ.get('POLYHEAD_PERF_PROGRAM', 'polyhead_perf')} {name}"
     try:
@@ -51,10 +54,11 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
             return fail(program, "the package polyhead_perf is incomplete: install Polyhead again")
         return fail(program, f"needs the Python library {library}, which {sys.executable} doesn't have: "
-                    f"pip install 'polyhead[perf]' (or pip install {library}), or set POLYHEAD_PYTHON to a Python that has it")
+                    f"pip install 'polyhead[perf]' in a virtual environment, {DEBIAN.get(library, '')}"
+                    "or set POLYHEAD_PYTHON to a Python that has it")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read our output is gone: nothing to flush into
-        return 1
+        return STATUS_ERROR
     except KeyboardInterrupt:
         return 130
     except Exception:  # pylint: disable=broad-except
