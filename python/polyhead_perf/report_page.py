@@ -20,6 +20,15 @@ from .report_peers import OURS
 PAGE = Path(__file__).parent / "page"
 
 
+# One program in parts, in this order.
+SCRIPTS = ("numbers", "filters", "plotting", "ratios", "rooflines", "timelines", "panels", "table", "events")
+
+
+def page_script():
+    parts = [(PAGE / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
+    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
+
+
 def text(value):
     return html.escape(str(value), quote=True)
 
@@ -432,7 +441,7 @@ def build(inputs, title, made, version, plotly_source):
         for what in run.doubts
         if id(run) in shown
     )
-    script = (PAGE / "page.js").read_text(encoding="utf-8")
+    script = page_script()
     policy = (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {_hash(plotly_source)} {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
