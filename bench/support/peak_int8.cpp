@@ -46,10 +46,9 @@ double avx_vnni(std::int64_t rounds) {
 #define POLYHEAD_STEP(sum) "smmla v" sum ".4s, v10.16b, v11.16b\n\t"
 double i8mm(std::int64_t rounds) {
   std::int64_t left = rounds;
-  __asm__ volatile(".arch armv8.6-a\n\tmovi v10.16b, #3\n\tmovi v11.16b, #255\n\t1:\n\t" POLYHEAD_STEP("0")
-                       POLYHEAD_STEP("1") POLYHEAD_STEP("2") POLYHEAD_STEP("3") POLYHEAD_STEP("4") POLYHEAD_STEP("5")
-                           POLYHEAD_STEP("6") POLYHEAD_STEP("7") POLYHEAD_STEP("8")
-                               POLYHEAD_STEP("9") "subs %0, %0, #1\n\tb.ne 1b"
+  __asm__ volatile(".arch armv8.6-a\n\tmovi v10.16b, #3\n\tmovi v11.16b, #255\n\t1:\n\t" POLYHEAD_STEP("0") POLYHEAD_STEP("1")
+                       POLYHEAD_STEP("2") POLYHEAD_STEP("3") POLYHEAD_STEP("4") POLYHEAD_STEP("5") POLYHEAD_STEP("6")
+                           POLYHEAD_STEP("7") POLYHEAD_STEP("8") POLYHEAD_STEP("9") "subs %0, %0, #1\n\tb.ne 1b"
                    : "+r"(left)
                    :
                    : "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11");
