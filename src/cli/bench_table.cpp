@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 namespace polyhead::cli {
 namespace {
@@ -63,17 +65,26 @@ BenchTable::BenchTable(const Layout& layout) {
   columns_.push_back({"error", 7, false, 1, [](const BenchRow& row) { return fmt::format("{:.1e}", row.error); }});
   columns_.push_back({"shape", longest(layout.shapes, 5), true, 3, [](const BenchRow& row) { return row.shape; }});
 
-  const auto width = [&] {
-    std::size_t sum = 0;
-    for (const Column& column : columns_) sum += column.width + gap;
-    return sum - gap;
-  };
-  while (layout.width > 0 && width() > static_cast<std::size_t>(layout.width)) {
-    const auto least = std::min_element(columns_.begin(), columns_.end(),
-                                        [](const Column& a, const Column& b) { return a.importance < b.importance; });
-    if (least->importance == always) break;
-    columns_.erase(least);
+  if (layout.width > 0) leave_out_what_does_not_fit(static_cast<std::size_t>(layout.width));
+}
+
+void BenchTable::leave_out_what_does_not_fit(std::size_t width) {
+  std::vector<std::size_t> by_importance(columns_.size());
+  std::iota(by_importance.begin(), by_importance.end(), std::size_t{0});
+  std::stable_sort(by_importance.begin(), by_importance.end(),
+                   [&](std::size_t a, std::size_t b) { return columns_[a].importance > columns_[b].importance; });
+  std::vector<std::size_t> kept;
+  std::size_t used = 0;
+  for (const std::size_t index : by_importance) {
+    const std::size_t more = columns_[index].width + (kept.empty() ? 0 : gap);
+    if (columns_[index].importance < always && used + more > width) continue;
+    kept.push_back(index);
+    used += more;
   }
+  std::sort(kept.begin(), kept.end());
+  std::vector<Column> columns;
+  for (const std::size_t index : kept) columns.push_back(std::move(columns_[index]));
+  columns_ = std::move(columns);
 }
 
 std::string BenchTable::header() const {

@@ -17,7 +17,7 @@ class BenchTable {
   };
   explicit BenchTable(const Layout& layout);
 
-  // One line each, without its end. Columns that do not fit have been left out, the least telling ones first.
+  // One line each, without its end. Columns that do not fit have been left out; the more telling ones get their place first.
   std::string header() const;
   std::string line(const BenchRow& row) const;
 
@@ -26,9 +26,10 @@ class BenchTable {
     std::string title;
     std::size_t width;
     bool left;       // aligned
-    int importance;  // the lowest goes first; `always` never goes
+    int importance;  // the highest gets its place first; `always` is always there
     std::string (*text)(const BenchRow&);
   };
+  void leave_out_what_does_not_fit(std::size_t width);
   std::string join(const std::vector<std::string>& cells, std::size_t count) const;
 
   std::vector<Column> columns_;
