@@ -14,10 +14,9 @@ from .judgement import FASTER, INTERVAL_LEVEL, SAME, SLOWER, UNCLEAR, Judge, Jud
 from .results import base_name
 
 SCHEMA = "polyhead-compare/1"
+TOO_MANY_REPETITIONS = 1000  # nobody waits for more
 EXIT_STATUS = {SAME: 0, FASTER: 0, SLOWER: 1, UNCLEAR: 2}
 COLOURS = {SLOWER: "31", FASTER: "32", UNCLEAR: "33", SAME: ""}
-# The normal quantile of INTERVAL_LEVEL, for guesses of how many more repetitions it takes.
-NORMAL_REACH = 1.96
 
 
 @dataclass
@@ -173,6 +172,8 @@ def _more_repetitions(comparison: Comparison, unclear: list) -> str:
         return f"{start} There were too few repetitions for any answer.".strip()
     repetitions = max(one.repetitions for one in unclear)
     needed = math.ceil(repetitions * max(1.3, (widest / reach) ** 2))
+    if needed > TOO_MANY_REPETITIONS:
+        return f"{start} The machine is too noisy now: intervals reach {_size(widest)} to either side.".strip()
     text = f"{start} {'The interval reaches' if len(unclear) == 1 else 'The intervals reach'} {_size(widest)} to either side; about {needed} repetitions would tell"
     if comparison.seconds_per_repetition is not None:
         text += f" (--budget {math.ceil(needed * comparison.seconds_per_repetition / 10) * 10})"

@@ -63,9 +63,10 @@ def test_faster_ends_with_0_and_quiet_leaves_the_table_out():
     assert "benchmark  " not in result.stdout
 
 
-def test_noise_cannot_be_told_and_says_what_would():
-    result = compare("--budget", 0.5, "--filter", "fast", "--", "--noise=0.2", status=2)
-    assert "COULD NOT TELL for 1 of 1 benchmark" in result.stdout and "repetitions would tell (--budget " in result.stdout
+@pytest.mark.parametrize("noise, says", [(0.03, "repetitions would tell (--budget "), (1.0, "The machine is too noisy now")])
+def test_noise_cannot_be_told_and_says_what_would(noise, says):
+    result = compare("--budget", 0.5, "--filter", "fast", "--", f"--noise={noise}", status=2)
+    assert "COULD NOT TELL for 1 of 1 benchmark" in result.stdout and says in result.stdout
 
 
 @pytest.mark.parametrize("flags, says", [
