@@ -243,8 +243,8 @@ def summary(runs, readme):
     if len(runs) > 1:
         blocks.append(overview(runs))
     method = (
-        "All engines are timed in turn in one process, each result checked against float64 first. vLLM is timed with K and V already in "
-        "its packed cache. Reproduce it with `scripts/peers`."
+        "All engines are timed in turn in one process, each result checked against float64 first. vLLM is timed with K and V"
+        " already in its packed cache. Reproduce it with `scripts/peers`."
     )
     if len(runs) == 1:
         blocks.append(fill("Measured on " + about(runs[0], folder) + " " + method))

@@ -30,10 +30,14 @@ def version_of_package():
 def arguments_of(arguments, program):
     parser = argparse.ArgumentParser(
         prog=program,
-        description="Makes one self-contained HTML page of the result files in a folder: speed beside other engines, rooflines, "
-        "time lines with change points, and a table that sorts and filters.",
-        epilog="Files are those of polyhead-bench (--benchmark_out), polyhead bench (--json) and scripts/peers; several of one machine "
-        "make a history. Other files are named and left out; a damaged one is an error (status 2).",
+        description=(
+            "Makes one self-contained HTML page of the result files in a folder: speed beside other engines, rooflines, "
+            "time lines with change points, and a table that sorts and filters."
+        ),
+        epilog=(
+            "Files are those of polyhead-bench (--benchmark_out), polyhead bench (--json) and scripts/peers; several of one"
+            " machine make a history. Other files are named and left out; a damaged one is an error (status 2)."
+        ),
     )
     parser.add_argument("folder", metavar="FOLDER", help="where the .json files are")
     parser.add_argument("-o", "--output", metavar="PAGE", default="report.html", help="the page to write (report.html)")
@@ -57,7 +61,7 @@ def main(arguments, program):
     except OSError as error:
         raise PerfError(f"{output}: can't be written: {error.strerror}") from None
     print(
-        f"{output}: {report_page.plural(len(inputs.runs), 'result file')}, {report_page.plural(len(inputs.newest()), 'result')}, "
-        f"{output.stat().st_size / 1e6:.1f} MB"
+        f"{output}: {report_page.plural(len(inputs.runs), 'result file')},"
+        f" {report_page.plural(len(inputs.newest()), 'result')}, {output.stat().st_size / 1e6:.1f} MB"
     )
     return 0

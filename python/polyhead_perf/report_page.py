@@ -146,8 +146,8 @@ def _table(results, changes):
     }
     shown = [key for key, _, _ in COLUMNS if has.get(key, True)]
     heads = "".join(
-        f'<th role="columnheader" scope="col" class="{"number" if kind == "number" and key != "share" else ""}" aria-sort="none">'
-        f'<button type="button" data-sort="{key}" data-kind="{kind}">{heading}</button></th>'
+        f'<th role="columnheader" scope="col" class="{"number" if kind == "number" and key != "share" else ""}"'
+        f' aria-sort="none"><button type="button" data-sort="{key}" data-kind="{kind}">{heading}</button></th>'
         for key, heading, kind in COLUMNS
         if key in shown
     )
@@ -168,7 +168,10 @@ def _table(results, changes):
 
 
 def _section(name, heading, explanation, body):
-    return f'<section id="{name}" aria-labelledby="{name}-heading"><h2 id="{name}-heading">{heading}</h2>\n<p>{explanation}</p>\n{body}</section>'
+    return (
+        f'<section id="{name}" aria-labelledby="{name}-heading"><h2'
+        f' id="{name}-heading">{heading}</h2>\n<p>{explanation}</p>\n{body}</section>'
+    )
 
 
 def _panel(kind, index, heading, label, before):
@@ -193,15 +196,15 @@ def _ratios(panels):
             f'<p>{text(panel["machine"])} {text(panel["isa"])}, {panel["date"]}: {text(about)}</p>'
         )
         label = (
-            f'{panel["title"]} with {plural(panel["threads"], "thread")}: geometric mean {panel["mean"]:.2f} times the best peer; {about}. '
-            "Every value is in the table of results."
+            f'{panel["title"]} with {plural(panel["threads"], "thread")}: geometric mean {panel["mean"]:.2f} times the best'
+            f" peer; {about}. Every value is in the table of results."
         )
         framed.append(_panel("ratio", index, f'{text(panel["title"])}, {plural(panel["threads"], "thread")}', label, before))
     return _section(
         "peers",
         "Beside other engines",
-        "Speed of each engine relative to the fastest engine other than Polyhead, which is 1; further right is faster. All are timed in "
-        "turn in one process, each result checked against float64 first. The dashed line is the geometric mean.",
+        "Speed of each engine relative to the fastest engine other than Polyhead, which is 1; further right is faster. All are"
+        " timed in turn in one process, each result checked against float64 first. The dashed line is the geometric mean.",
         '<ul class="legend" id="engine-legend"></ul><div class="panels">' + "\n".join(framed) + "</div>",
     )
 
@@ -233,9 +236,10 @@ def _rooflines(panels):
     return _section(
         "roofline",
         "How near the machine's limits",
-        "Operations a second against operations a byte (operands and results counted once). Flat lines are what the arithmetic units do, "
-        "slanted ones what can be read from a level of memory, both measured in the same run. On a line there is nothing left to gain "
-        "from better code. The strip below each shows the share of its bound that each benchmark reaches.",
+        "Operations a second against operations a byte (operands and results counted once). Flat lines are what the arithmetic"
+        " units do, slanted ones what can be read from a level of memory, both measured in the same run. On a line there is"
+        " nothing left to gain from better code. The strip below each shows the share of its bound that each benchmark"
+        " reaches.",
         '<ul class="legend" id="group-legend"></ul><div class="panels">' + "\n".join(framed) + "</div>",
     )
 
@@ -280,12 +284,13 @@ def _timelines(lines):
     return _section(
         "history",
         "Over time",
-        f"{found}: a change is a move of the level by more than 3 % that also exceeds the series' own noise. Dots are runs, lines are "
-        "levels, bars the middle half of repetitions. Series with the largest changes come first; filter for others.",
-        f'<label class="spacing">Horizontal axis <select id="spacing"><option value="run">equal steps, one a run</option>'
-        f'<option value="date">dates</option></select></label>'
-        f'<div class="panels small" id="timelines"></div><p class="empty" id="timelines-empty" hidden>No series matches these filters.</p>'
-        f'<button type="button" class="more" id="timelines-more" hidden></button>{table}',
+        f"{found}: a change is a move of the level by more than 3 % that also exceeds the series' own noise. Dots are runs,"
+        " lines are levels, bars the middle half of repetitions. Series with the largest changes come first; filter for"
+        " others.",
+        '<label class="spacing">Horizontal axis <select id="spacing"><option value="run">equal steps, one a'
+        ' run</option><option value="date">dates</option></select></label><div class="panels small" id="timelines"></div><p'
+        ' class="empty" id="timelines-empty" hidden>No series matches these filters.</p><button type="button" class="more"'
+        f' id="timelines-more" hidden></button>{table}',
     )
 
 
@@ -349,13 +354,15 @@ def _lead(inputs, newest, panels, lines):
         else:
             means = [panel["mean"] for panel in shown]
             parts.append(
-                f"attention runs at <strong>{min(means):.2f}&times;</strong> to <strong>{max(means):.2f}&times;</strong> the best peer"
+                f"attention runs at <strong>{min(means):.2f}&times;</strong> to <strong>{max(means):.2f}&times;</strong> the"
+                " best peer"
             )
     shares = [result.share for result in newest if result.share is not None and result.group != report_charts.PEAK_GROUP]
     if shares:
         shares.sort()
         parts.append(
-            f'half of {plural(len(shares), "benchmark")} reach <strong>{shares[len(shares) // 2] * 100:.0f} %</strong> or more of what the machine allows'
+            f'half of {plural(len(shares), "benchmark")} reach <strong>{shares[len(shares) // 2] * 100:.0f} %</strong> or more'
+            " of what the machine allows"
         )
     wrong = sum(result.problem is not None for result in newest)
     if wrong:
@@ -365,7 +372,8 @@ def _lead(inputs, newest, panels, lines):
         faster = sum(bool(line["changes"]) and line["changes"][-1]["change"] < 0 for line in lines)
         if slower or faster:
             parts.append(
-                f"at the last change <strong>{slower}</strong> of {len(lines)} series became slower and <strong>{faster}</strong> faster"
+                f"at the last change <strong>{slower}</strong> of {len(lines)} series became slower and"
+                f" <strong>{faster}</strong> faster"
             )
         else:
             parts.append(f"none of {len(lines)} series changed its level")
@@ -462,7 +470,9 @@ def build(inputs, title, made, version, plotly_source):
         sections="\n".join(
             filter(None, [_ratios(panels), _rooflines(rooflines), _timelines(lines), results, _runs(inputs.runs)])
         ),
-        footer=f"Made by polyhead report {text(version)}. Charts: plotly.js, inside this page; nothing is loaded from anywhere.",
+        footer=(
+            f"Made by polyhead report {text(version)}. Charts: plotly.js, inside this page; nothing is loaded from anywhere."
+        ),
         data=_json(data),
         plotly=plotly_source,
         script=script,

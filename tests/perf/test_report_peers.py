@@ -28,7 +28,7 @@ from progress import Progress
 
 def test_engines_are_timed_in_turn_and_warmed_up():
     calls = []
-    times = timing.interleave({name: (lambda name=name: calls.append(name)) for name in "abc"}, budget=0.002, threads=1)
+    times = timing.interleave({name: lambda name=name: calls.append(name) for name in "abc"}, budget=0.002, threads=1)
     assert set(times) == set("abc") and len({len(of) for of in times.values()}) == 1
     assert all(len(of) >= timing.LEAST_ROUNDS and min(of) > 0 for of in times.values())
     turns = [name for index, name in enumerate(calls) if index == 0 or calls[index - 1] != name]
@@ -201,7 +201,10 @@ def test_a_fault_of_our_own_ends_the_run(tmp_path):
 
 def test_progress_outlives_its_process(tmp_path):
     path = tmp_path / "progress"
-    code = f"import sys, os; sys.path.append({str(PEERS)!r}); from progress import Progress; Progress({str(path)!r}).at('p', 'c', 'e'); os.abort()"
+    code = (
+        f"import sys, os; sys.path.append({str(PEERS)!r}); from progress import Progress; Progress({str(path)!r}).at('p', 'c',"
+        " 'e'); os.abort()"
+    )
     subprocess.run([sys.executable, "-c", code], check=False)
     progress = Progress(str(path))
     assert progress.read() == ("p", "c", "e")
