@@ -47,7 +47,7 @@ class Settings:
     budget: float = 120.0  # seconds for measuring; the fewest repetitions that can tell anything are made in any case
     most_repetitions: int = 400
     min_time: float = 0.002  # seconds of each measurement
-    process_time: float = 0.06  # seconds of all measurements of a process
+    process_time: float = 0.04  # seconds of all measurements of a process
     benchmarks_per_process: int = 1
     pin: object = "auto"  # a CPU's number, "auto" or None
     seed: int = 0

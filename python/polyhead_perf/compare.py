@@ -45,7 +45,7 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
                         "anything, nine or more, are made in any case")
     parser.add_argument("--min-time", type=_positive, default=0.002, metavar="SECONDS",
                         help="of one measurement (default %(default)g)")
-    parser.add_argument("--process-time", type=_positive, default=0.06, metavar="SECONDS",
+    parser.add_argument("--process-time", type=_positive, default=0.04, metavar="SECONDS",
                         help="of the measurements of one process, 3 to 30, whose lower quartile counts (default %(default)g)")
     parser.add_argument("--per-process", type=positive_count, default=1, metavar="N",
                         help="benchmarks measured by one process; more save time where programs are slow to start, "
