@@ -255,12 +255,22 @@ static void ForgetKeys(RowBlock& block) {
   for (size_t j = 0; j < block.width; j += hn::Lanes(df)) hn::Store(hn::Set(df, kLowestFloat), df, block.shift + j);
 }
 
+// Rows of the next block when `left` are left. A block of one vector is bound by loads, so where one would remain after a whole
+// block, the last two share what there is.
+template <class Shape>
+static size_t NextBlockRows(std::int64_t left, size_t lanes) {
+  const size_t vectors = static_cast<size_t>(left + static_cast<std::int64_t>(lanes) - 1) / lanes;
+  constexpr size_t full = Shape::kVectors;
+  const size_t taken = full > 2 && vectors == full + 1 ? full / 2 + 1 : full;
+  return static_cast<size_t>(HWY_MIN(left, static_cast<std::int64_t>(taken * lanes)));
+}
+
 template <class Shape>
 static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, float scale, RowBlock& block) {
   const FloatTag df;
-  const size_t lanes = hn::Lanes(df), full = Shape::kVectors * lanes;
+  const size_t lanes = hn::Lanes(df);
   block.first_row = first_row;
-  block.rows = static_cast<size_t>(HWY_MIN(args.row_end - first_row, static_cast<std::int64_t>(full)));
+  block.rows = NextBlockRows<Shape>(args.row_end - first_row, lanes);
   block.width = (block.rows + lanes - 1) / lanes * lanes;
   const std::int64_t last_row = first_row + static_cast<std::int64_t>(block.rows) - 1;
   block.t_first = args.group == 1 ? first_row : first_row / args.group;

@@ -5,7 +5,7 @@
 //
 // Both read K and V row-major, one broadcast an element, so nothing is packed and no head size has a tail. A tile keeps
 // rows * vectors accumulators, `vectors` operands and one broadcast in registers:
-//   32 registers: 8 x 3 (24 + 3 + 1), 12 x 2, 16 x 1, 6 x 4    16 registers: 6 x 2 (12 + 2 + 1), 4 x 3, 8 x 1
+//   32 registers: 8 x 3 (24 + 3 + 1), 12 x 2, 16 x 1, 6 x 4    16 registers: 4 x 3 (12 + 3 + 1), 6 x 2, 8 x 1
 // One-vector tiles are bound by loads (about 3/4 of peak). Every element is one chain over d, or over keys in ascending order,
 // so the tile it falls in does not change its bits.
 //
@@ -130,10 +130,10 @@ struct Tiles32Registers6x4 {
   static constexpr int kRowBlock = kVectors * kFloatLanes;
   static constexpr int Rows(int vectors) { return vectors == 1 ? 16 : vectors == 2 ? 12 : vectors == 3 ? 8 : 6; }
 };
-struct Tiles16Registers6x2 {
-  static constexpr int kVectors = 2;
+struct Tiles16Registers4x3 {
+  static constexpr int kVectors = 3;
   static constexpr int kRowBlock = kVectors * kFloatLanes;
-  static constexpr int Rows(int vectors) { return vectors == 1 ? 8 : 6; }
+  static constexpr int Rows(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 6 : 4; }
 };
 // Without a fused multiply-add the product needs a register of its own.
 struct Tiles16Registers4x2 {
@@ -149,7 +149,7 @@ using TileLimits = Tiles32Registers6x4;
 #elif HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2
 using TileLimits = Tiles16Registers4x2;
 #else
-using TileLimits = Tiles16Registers6x2;
+using TileLimits = Tiles16Registers4x3;
 #endif
 
 template <int kRows, int kVectors>

@@ -7,8 +7,8 @@
 namespace polyhead::platform {
 
 constexpr std::size_t cache_line_bytes = 64;
-// From one huge page on memory is aligned to it and the kernel is advised to use huge pages: with 4 KB pages a sweep over packed
-// weights is bound by the TLB.
+// From one huge page on memory is aligned to it and the kernel is advised to use huge pages: with 4 KB pages a sweep over
+// packed weights is bound by the TLB.
 constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 
 // At least 64-byte aligned, contents arbitrary; nullptr for 0 bytes. Errors: Error(out_of_memory), naming the size.

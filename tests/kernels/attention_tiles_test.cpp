@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(
     EveryShape, AttentionTilesTest,
     ::testing::Values(TileCase{kernel_of<tiles::Tiles32Registers8x3>("tiles_8x3"), tiles::Tiles32Registers8x3::kVectors},
                       TileCase{kernel_of<tiles::Tiles32Registers6x4>("tiles_6x4"), tiles::Tiles32Registers6x4::kVectors},
-                      TileCase{kernel_of<tiles::Tiles16Registers6x2>("tiles_6x2"), tiles::Tiles16Registers6x2::kVectors},
+                      TileCase{kernel_of<tiles::Tiles16Registers4x3>("tiles_4x3"), tiles::Tiles16Registers4x3::kVectors},
                       TileCase{kernel_of<tiles::Tiles16Registers4x2>("tiles_4x2"), tiles::Tiles16Registers4x2::kVectors}),
     [](const auto& instance) { return std::string(instance.param.kernel.name); });
 
