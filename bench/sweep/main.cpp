@@ -1,0 +1,128 @@
+// polyhead-sweep: looks for sizes at which time jumps.
+//
+// All sizes of a family are timed in turn, in an order drawn anew for each round, and the least time of each counts: a pause of
+// the machine then falls on single rounds and not on single sizes.
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "support/context.hpp"
+#include "sweep/cliffs.hpp"
+#include "sweep/families.hpp"
+
+namespace {
+
+using namespace polyhead;
+using namespace polyhead::bench;
+using Clock = std::chrono::steady_clock;
+
+double seconds_of(const BenchCase& bench_case, int runs) {
+  const Clock::time_point start = Clock::now();
+  for (int run = 0; run < runs; ++run) bench_case.run();
+  return std::chrono::duration<double>(Clock::now() - start).count() / runs;
+}
+
+std::vector<SizedTime> time_family(const SweepFamily& family, const Runtime& runtime, int rounds, unsigned seed) {
+  constexpr double sample_seconds = 40e-6;
+  std::vector<std::unique_ptr<BenchCase>> cases;
+  std::vector<int> runs;
+  std::vector<SizedTime> times;
+  std::vector<std::size_t> order;
+  for (const std::int64_t size : family.sizes) {
+    cases.push_back(family.make(size, runtime));
+    const Check check = cases.back()->check();
+    if (!check.passed()) throw std::runtime_error(family.name + " " + std::to_string(size) + ": wrong: " + check.describe());
+    runs.push_back(std::clamp(static_cast<int>(sample_seconds / seconds_of(*cases.back(), 1)), 1, 1000));
+    order.push_back(times.size());
+    times.push_back({size, std::numeric_limits<double>::infinity()});
+  }
+  std::mt19937 random(seed);
+  for (int round = 0; round < rounds; ++round) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const std::size_t i : order) {
+      seconds_of(*cases[i], 1);  // its operands and code back into the caches
+      times[i].seconds = std::min(times[i].seconds, seconds_of(*cases[i], runs[i]));
+    }
+  }
+  return times;
+}
+
+nlohmann::ordered_json entry(const SweepFamily& family, const SizedTime& time, const Runtime& runtime) {
+  nlohmann::ordered_json entry;
+  entry["name"] = "sweep/" + family.name + "/" + std::to_string(time.size) + "/" + name(runtime.isa()) +
+                  "/threads:" + std::to_string(runtime.threads());
+  entry["run_name"] = entry["name"];
+  entry["run_type"] = "iteration";
+  entry["iterations"] = 1;
+  entry["threads"] = 1;
+  entry["real_time"] = time.seconds * 1e6;
+  entry["cpu_time"] = time.seconds * 1e6;
+  entry["time_unit"] = "us";
+  entry["family"] = family.name;
+  entry["description"] = family.description;
+  entry["unit"] = family.unit;
+  entry["size"] = time.size;
+  return entry;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Looks for sizes at which time jumps: sizes that take longer than larger ones, and steps from one to the next.");
+  std::string only, isa, json_path;
+  int threads = 1, rounds = 25;
+  unsigned seed = 1;
+  app.add_option("--only", only, "Families whose names contain this");
+  app.add_option("--isa", isa, "Instruction set (polyhead info)");
+  app.add_option("--threads", threads, "Threads (1)")->check(CLI::Range(1, 4096));
+  app.add_option("--rounds", rounds, "Rounds over all sizes of a family (25)")->check(CLI::Range(1, 10000));
+  app.add_option("--seed", seed, "Of the order within a round (1)");
+  app.add_option("--json", json_path, "Write all times here, in Google Benchmark's schema");
+  app.footer("Exit status: 0 none found, 1 some found, 2 bad usage or a wrong result.");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    RuntimeOptions options;
+    options.threads = threads;
+    if (!isa.empty()) {
+      const std::vector<Isa> all = available_isas();
+      const auto found = std::find_if(all.begin(), all.end(), [&](Isa each) { return isa == name(each); });
+      if (found == all.end()) throw std::invalid_argument("--isa: '" + isa + "' is not available here (polyhead info)");
+      options.isa = *found;
+    }
+    const Runtime runtime(options);
+    nlohmann::ordered_json document;
+    for (const auto& [key, value] : context_entries(runtime.isa())) document["context"][key] = value;
+    document["benchmarks"] = nlohmann::ordered_json::array();
+    std::size_t found = 0;
+    for (const SweepFamily& family : sweep_families()) {
+      if (family.name.find(only) == std::string::npos) continue;
+      const std::vector<SizedTime> times = time_family(family, runtime, rounds, seed);
+      const std::vector<Cliff> cliffs = find_cliffs(times);
+      std::printf("%-18s %-26s %3zu sizes, %d to %d: %zu cliffs\n", family.name.c_str(), family.description.c_str(),
+                  times.size(), static_cast<int>(times.front().size), static_cast<int>(times.back().size), cliffs.size());
+      for (const Cliff& cliff : cliffs) {
+        std::printf("  %lld takes %.2f times as long as %lld (limit %.2f): %s\n", static_cast<long long>(cliff.size),
+                    cliff.ratio, static_cast<long long>(cliff.other), cliff.limit, cliff.rule.c_str());
+      }
+      std::fflush(stdout);
+      found += cliffs.size();
+      for (const SizedTime& time : times) document["benchmarks"].push_back(entry(family, time, runtime));
+    }
+    if (!json_path.empty()) {
+      std::ofstream file(json_path);
+      file << document.dump(1) << '\n';
+      file.close();
+      if (!file) throw std::runtime_error(json_path + ": cannot be written");
+    }
+    return found == 0 ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "polyhead-sweep: %s\n", error.what());
+    return 2;
+  }
+}
