@@ -20,6 +20,8 @@ constexpr double inline_below_ns = 40e3;
 constexpr std::int64_t query_blocks_per_piece = 4;
 // With this many row pieces there is enough to share out; key splits then stay inside a piece and need no extra memory.
 constexpr std::int64_t enough_pieces = 64;
+// With so many heads a thread, the last of them leaves little for others to wait for.
+constexpr std::int64_t heads_per_thread = 16;
 
 AttentionOperands structure_only(const AttentionShape& shape, const Mask& mask) {
   // For estimates before there are operands: every sequence at its longest, offsets at 0.
@@ -31,7 +33,7 @@ AttentionOperands structure_only(const AttentionShape& shape, const Mask& mask) 
   return operands;
 }
 
-AttentionCut cut_work(const AttentionShape& shape, const Mask& mask, const AttentionChoice& choice) {
+AttentionCut cut_work(const AttentionShape& shape, const Mask& mask, const AttentionChoice& choice, int threads) {
   AttentionCut cut;
   const std::int64_t heads = shape.batch * shape.kv_heads, rows = shape.rows();
   if (heads == 0 || rows == 0) return cut;
@@ -46,6 +48,10 @@ AttentionCut cut_work(const AttentionShape& shape, const Mask& mask, const Atten
   cut.total_cost_ns = head_cost * static_cast<double>(heads);
   const double piece_cost = cut.total_cost_ns / static_cast<double>(cut.pieces);
   cut.pieces_per_node = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(node_target_ns / piece_cost)));
+  // Heads enough for every thread: each takes whole ones, whose K and V its own cache then keeps from piece to piece.
+  if (cut.splits == 1 && heads >= heads_per_thread * threads) {
+    cut.pieces_per_node = round_up(cut.pieces_per_node, cut.row_pieces);
+  }
   cut.nodes = divide_up(cut.pieces, cut.pieces_per_node);
   return cut;
 }
@@ -76,7 +82,7 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, do
       kernels_(kernels),
       scheduler_(std::move(scheduler)) {
   choice_ = choose_attention(maximum_, mask_, length_invariant_, kernels_);
-  cut_ = cut_work(maximum_, mask_, choice_);
+  cut_ = cut_work(maximum_, mask_, choice_, scheduler_->threads());
   auto description = std::make_shared<graph::TaskGraph>();
   if (cut_.nodes > 0) {
     const AttentionOperands operands = structure_only(maximum_, mask_);

@@ -1,7 +1,7 @@
 // How the work of one attention call is cut into pieces for threads, and the leased executions that run it.
 //
-// Work is cut by the plan's shape alone, never by the number of threads; and since a row's bits do not depend on how work is
-// cut at all (see simd/contract/attention.hpp), the cut is free to follow cost.
+// Pieces are cut by the plan's shape alone, never by the number of threads; only how many pieces make a node looks at it. A
+// row's bits depend on neither (see simd/contract/attention.hpp).
 #pragma once
 
 #include <atomic>
