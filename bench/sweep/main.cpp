@@ -1,7 +1,8 @@
 // polyhead-sweep: looks for sizes at which time jumps.
 //
 // All sizes of a family are timed in turn, in an order drawn anew for each round, and the least time of each counts: a pause of
-// the machine then falls on single rounds and not on single sizes.
+// the machine then falls on single rounds and not on single sizes. What looks like a cliff is measured again, the two sizes in
+// turn, on operands at other addresses: where these fall in the caches can cost more than the size does.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -28,8 +29,13 @@ double seconds_of(const BenchCase& bench_case, int runs) {
   return std::chrono::duration<double>(Clock::now() - start).count() / runs;
 }
 
-std::vector<SizedTime> time_family(const SweepFamily& family, const Runtime& runtime, int rounds, unsigned seed) {
+// Calls that take long enough together for the clock.
+int runs_a_sample(const BenchCase& bench_case) {
   constexpr double sample_seconds = 40e-6;
+  return std::clamp(static_cast<int>(sample_seconds / seconds_of(bench_case, 1)), 1, 1000);
+}
+
+std::vector<SizedTime> time_family(const SweepFamily& family, const Runtime& runtime, int rounds, unsigned seed) {
   std::vector<std::unique_ptr<BenchCase>> cases;
   std::vector<int> runs;
   std::vector<SizedTime> times;
@@ -38,7 +44,7 @@ std::vector<SizedTime> time_family(const SweepFamily& family, const Runtime& run
     cases.push_back(family.make(size, runtime));
     const Check check = cases.back()->check();
     if (!check.passed()) throw std::runtime_error(family.name + " " + std::to_string(size) + ": wrong: " + check.describe());
-    runs.push_back(std::clamp(static_cast<int>(sample_seconds / seconds_of(*cases.back(), 1)), 1, 1000));
+    runs.push_back(runs_a_sample(*cases.back()));
     order.push_back(times.size());
     times.push_back({size, std::numeric_limits<double>::infinity()});
   }
@@ -51,6 +57,32 @@ std::vector<SizedTime> time_family(const SweepFamily& family, const Runtime& run
     }
   }
   return times;
+}
+
+// How much longer `size` takes than `other`: the median over a few placements of their operands.
+double confirmed_ratio(const SweepFamily& family, const Cliff& cliff, const Runtime& runtime, int rounds) {
+  constexpr std::size_t placements = 5;
+  std::vector<double> ratios;
+  std::vector<std::unique_ptr<BenchCase>> kept;  // so that the next ones come to lie elsewhere
+  while (ratios.size() < placements) {
+    kept.push_back(family.make(cliff.size, runtime));
+    const BenchCase& size = *kept.back();
+    kept.push_back(family.make(cliff.other, runtime));
+    const BenchCase& other = *kept.back();
+    size.run();
+    other.run();
+    const int runs = runs_a_sample(size);
+    double size_seconds = std::numeric_limits<double>::infinity(), other_seconds = size_seconds;
+    for (int round = 0; round < rounds; ++round) {
+      seconds_of(size, 1);
+      size_seconds = std::min(size_seconds, seconds_of(size, runs));
+      seconds_of(other, 1);
+      other_seconds = std::min(other_seconds, seconds_of(other, runs));
+    }
+    ratios.push_back(size_seconds / other_seconds);
+  }
+  std::sort(ratios.begin(), ratios.end());
+  return ratios[placements / 2];
 }
 
 nlohmann::ordered_json entry(const SweepFamily& family, const SizedTime& time, const Runtime& runtime) {
@@ -103,7 +135,10 @@ int main(int argc, char** argv) {
     for (const SweepFamily& family : sweep_families()) {
       if (family.name.find(only) == std::string::npos) continue;
       const std::vector<SizedTime> times = time_family(family, runtime, rounds, seed);
-      const std::vector<Cliff> cliffs = find_cliffs(times);
+      std::vector<Cliff> cliffs = find_cliffs(times);
+      for (Cliff& cliff : cliffs) cliff.ratio = confirmed_ratio(family, cliff, runtime, rounds);
+      cliffs.erase(std::remove_if(cliffs.begin(), cliffs.end(), [](const Cliff& cliff) { return cliff.ratio <= cliff.limit; }),
+                   cliffs.end());
       std::printf("%-18s %-26s %3zu sizes, %d to %d: %zu cliffs\n", family.name.c_str(), family.description.c_str(),
                   times.size(), static_cast<int>(times.front().size), static_cast<int>(times.back().size), cliffs.size());
       for (const Cliff& cliff : cliffs) {
