@@ -19,6 +19,7 @@
 
 #include "simd/contract/attention.hpp"
 #include "simd/floating_point.hpp"
+#include "simd/hwy/attention_block-inl.h"
 #include "simd/hwy/attention_mask-inl.h"
 #include "simd/hwy/attention_tile-inl.h"
 #include "simd/hwy/compat.h"
@@ -124,19 +125,6 @@ static HWY_NOINLINE void AccumulateSelectedValues(const float* HWY_RESTRICT valu
   }
 }
 
-// One block of rows, on its way through the keys.
-struct RowBlock {
-  float* query;                // [head_dim][width], scaled
-  float* sums;                 // [value_dim][width]
-  float* shift;                // [width]: m
-  float* denominator;          // [width]: l
-  std::int32_t* query_offset;  // [width]: t - t_first
-  std::int64_t first_row;
-  std::int64_t t_first, t_last;
-  size_t rows, width;
-  bool started;  // sums and denominator hold something
-};
-
 // One tile of work: a row block and the keys [begin, end) of a key block.
 struct Tile {
   const float* key;
@@ -223,10 +211,8 @@ struct Workspace {
   RowBlock blocks[kQueryBlocks];
   float* scores;
   float* statistics;
-  float* bias;                  // [kKeyBlock][width]
-  std::int32_t* allowed_bytes;  // [kKeyBlock / 4][width]
-  std::int32_t* excluded_keys;  // [kKeyBlock]
-  ValueState* value_states;     // [key blocks]: what V holds, once it has been looked at
+  MaskTables mask;
+  ValueState* value_states;  // [key blocks]: what V holds, once it has been looked at
 
   template <class Shape>
   size_t Place(void* memory, std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
@@ -241,19 +227,11 @@ struct Workspace {
     }
     scores = carver.Take<float>(kKeyBlock * width);
     statistics = carver.Take<float>(3 * width);
-    bias = carver.Take<float>(kKeyBlock * width);
-    allowed_bytes = carver.Take<std::int32_t>(kKeyBlock / 4 * width);
-    excluded_keys = carver.Take<std::int32_t>(kKeyBlock);
+    mask.Place(carver, kKeyBlock, width);
     value_states = carver.Take<ValueState>(static_cast<size_t>(key_count) / kKeyBlock + 2);
     return carver.used();
   }
 };
-
-static void ForgetKeys(RowBlock& block) {
-  const FloatTag df;
-  block.started = false;
-  for (size_t j = 0; j < block.width; j += hn::Lanes(df)) hn::Store(hn::Set(df, kLowestFloat), df, block.shift + j);
-}
 
 // Rows of the next block when `left` are left. A block of one vector is bound by loads, so where one would remain after a whole
 // block, the last two share what there is.
@@ -272,70 +250,17 @@ static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, flo
   block.first_row = first_row;
   block.rows = NextBlockRows<Shape>(args.row_end - first_row, lanes);
   block.width = (block.rows + lanes - 1) / lanes * lanes;
-  const std::int64_t last_row = first_row + static_cast<std::int64_t>(block.rows) - 1;
-  block.t_first = args.group == 1 ? first_row : first_row / args.group;
-  block.t_last = args.group == 1 ? last_row : last_row / args.group;
   const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
   RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query);
+  PlaceRows(args, block);
   ForgetKeys(block);
-  std::int64_t g = first_row - block.t_first * args.group;
-  std::int32_t offset = 0;
-  for (size_t lane = 0; lane < block.width; ++lane) {
-    block.query_offset[lane] = offset;
-    if (lane + 1 < block.rows && ++g == args.group) g = 0, ++offset;
-  }
-}
-
-// Writes the block's results and returns true when there is a NaN among the sums.
-static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* factor) {
-  const FloatTag df;
-  const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
-  const Floats zero = hn::Zero(df), one = hn::Set(df, 1.0f);
-  if (!block.started) {
-    for (size_t i = 0; i < value_dim * block.width; i += lanes) hn::Store(zero, df, block.sums + i);
-    for (size_t j = 0; j < block.width; j += lanes) hn::Store(zero, df, block.denominator + j);
-  }
-  for (size_t j = 0; j < block.width; j += lanes) {
-    const Floats l = hn::Load(df, block.denominator + j);
-    hn::Store(args.partial ? one : hn::IfThenElse(hn::Eq(l, zero), zero, hn::Div(one, l)), df, factor + j);
-  }
-  if (args.partial) {
-    const std::int64_t row_floats = args.value_dim + 2;
-    const RowMap<float> rows = {args.partial, row_floats * static_cast<std::ptrdiff_t>(sizeof(float)), 0, 1};
-    const bool nan =
-        LanesToRows(block.sums, block.width, factor, block.rows, value_dim, rows, block.first_row - args.row_begin);
-    for (size_t lane = 0; lane < block.rows; ++lane) {
-      float* row = rows.At(block.first_row - args.row_begin + static_cast<std::int64_t>(lane));
-      row[value_dim] = block.shift[lane];
-      row[value_dim + 1] = block.denominator[lane];
-    }
-    return nan;
-  }
-  const RowMap<float> out = {args.out, args.out_stride, args.out_head_stride, args.group};
-  const bool nan = LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
-  if (args.lse) {
-    const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
-    for (size_t lane = 0; lane < block.rows; ++lane) {
-      *lse.At(block.first_row + static_cast<std::int64_t>(lane)) = LogOfDenominator(block.shift[lane], block.denominator[lane]);
-    }
-  }
-  return nan;
-}
-
-template <class T>
-static inline Varies HowItVaries(const T* operand, std::ptrdiff_t stride, std::ptrdiff_t head_stride, std::int64_t group) {
-  if (!operand) return Varies::absent;
-  return stride == 0 && (head_stride == 0 || group == 1) ? Varies::keys : Varies::rows;
 }
 
 // One call: its operands, and what stays the same from tile to tile.
 template <class Shape>
 class AttentionRun {
  public:
-  explicit AttentionRun(const AttentionF32Args& args)
-      : args_(args),
-        boolean_(HowItVaries(args.boolean_mask, args.mask_stride, args.mask_head_stride, args.group)),
-        bias_(HowItVaries(args.bias, args.bias_stride, args.bias_head_stride, args.group)) {
+  explicit AttentionRun(const AttentionF32Args& args) : args_(args), mask_(args) {
     const std::int64_t key_count = HWY_MAX(args.key_end - args.key_begin, std::int64_t{0});
     space_.Place<Shape>(args.scratch, args.head_dim, args.value_dim, key_count);
   }
@@ -383,11 +308,7 @@ class AttentionRun {
     const std::int64_t key_end = HWY_MIN(args_.key_end, last_key);
     for (std::int64_t key = key_begin; key < key_end; key += block) {
       const std::int64_t end = HWY_MIN(key + block, args_.key_end);
-      if (boolean_ == Varies::keys) {
-        keys_allowed_ = ReadKeyMask(Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride),
-                                    args_.mask_key_stride, static_cast<size_t>(end - key), space_.excluded_keys);
-        if (keys_allowed_ == Allowed::none) continue;
-      }
+      if (!mask_.ReadKeys(key, end, space_.mask)) continue;
       bool first = true;
       for (size_t i = 0; i < count; ++i) {
         if (OneTile(blocks[i], key, end, first)) first = false;
@@ -405,40 +326,8 @@ class AttentionRun {
     tile.end = static_cast<size_t>(seen_end);
 
     TileMask mask;
-    mask.structural = classify_tile(block.t_first, block.t_last, key + seen_begin, key + seen_end, args_.visible_begin,
-                                    args_.visible_end) != TileClass::full;
-    if (mask.structural) {
-      mask.first_begin = ClampLimit(block.t_first + args_.visible_begin - key);
-      mask.first_end = ClampLimit(block.t_first + args_.visible_end - key);
-      mask.query_offset = block.query_offset;
-    }
-    if (boolean_ == Varies::keys && keys_allowed_ == Allowed::some) {
-      mask.boolean = Varies::keys;
-      mask.excluded_keys = space_.excluded_keys;
-    } else if (boolean_ == Varies::rows) {
-      const RowMap<const std::uint8_t> rows = {
-          Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride), args_.mask_stride,
-          args_.mask_head_stride, args_.group};
-      const Allowed allowed = BooleanToLanes(rows, args_.mask_key_stride, block.first_row, block.rows, block.width, tile.begin,
-                                             tile.end, space_.allowed_bytes);
-      if (allowed == Allowed::none) return false;
-      if (allowed == Allowed::some) mask.boolean = Varies::rows;
-      mask.allowed_bytes = space_.allowed_bytes;
-    }
-    if (bias_ != Varies::absent) {
-      mask.bias = bias_;
-      const float* bias = Offset(args_.bias, static_cast<std::ptrdiff_t>(key) * args_.bias_key_stride);
-      if (bias_ == Varies::keys) {
-        mask.bias_keys = bias;
-        mask.bias_key_stride = args_.bias_key_stride;
-      } else {
-        const RowMap<const float> rows = {bias, args_.bias_stride, args_.bias_head_stride, args_.group};
-        BiasToLanes(rows, args_.bias_key_stride, block.first_row, block.rows, block.width, tile.begin, tile.end, space_.bias);
-        mask.bias_rows = space_.bias;
-      }
-    }
+    if (!mask_.ReadTile(block, key, tile.begin, tile.end, space_.mask, mask)) return false;
     if (!block.started) FetchRows(block);
-    const bool excludes = mask.structural || mask.boolean != Varies::absent || mask.bias != Varies::absent;
 
     tile.key = Offset(args_.key, static_cast<std::ptrdiff_t>(key) * args_.key_stride);
     tile.value = Offset(args_.value, static_cast<std::ptrdiff_t>(key) * args_.value_stride);
@@ -446,7 +335,7 @@ class AttentionRun {
     tile.value_stride = args_.value_stride;
     tile.head_dim = static_cast<size_t>(args_.head_dim);
     tile.value_dim = static_cast<size_t>(args_.value_dim);
-    tile.mask = excludes ? &mask : nullptr;
+    tile.mask = mask.Excludes() ? &mask : nullptr;
     tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
     tile.prefetch = first && fetch_;
     tile.scores = space_.scores;
@@ -484,9 +373,7 @@ class AttentionRun {
   }
 
   const AttentionF32Args& args_;
-  const Varies boolean_;
-  const Varies bias_;
-  Allowed keys_allowed_ = Allowed::all;
+  MaskReader mask_;
   bool fetch_ = true;
   bool looks_at_values_ = false;
   std::int64_t rows_ahead_ = 0;

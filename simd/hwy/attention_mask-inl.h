@@ -31,6 +31,8 @@ struct TileMask {
   const float* bias_keys = nullptr;  // key i at bias_keys + i * bias_key_stride bytes (Varies::keys)
   std::ptrdiff_t bias_key_stride = 0;
   const float* bias_rows = nullptr;  // [key][row]                                    (Varies::rows)
+
+  bool Excludes() const { return structural || boolean != Varies::absent || bias != Varies::absent; }
 };
 
 template <bool kStructural, Varies kBoolean, Varies kBias>

@@ -1,0 +1,170 @@
+// What attention kernels with transposed scores share around their arithmetic: a block of query rows, its results' way out, and
+// the masks of one tile read into the form that ApplyMask takes.
+#pragma once
+
+#include "simd/contract/attention.hpp"
+#include "simd/hwy/attention_mask-inl.h"
+#include "simd/hwy/compat.h"
+#include "simd/hwy/exp2-inl.h"
+#include "simd/hwy/key_block-inl.h"
+#include "simd/hwy/row_map-inl.h"
+#include "simd/hwy/scratch.h"
+#include "simd/hwy/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+namespace {
+
+// One block of rows, on its way through the keys.
+struct RowBlock {
+  float* query;                // [head_dim][width], scaled
+  float* sums;                 // [value_dim][width]
+  float* shift;                // [width]: m
+  float* denominator;          // [width]: l
+  std::int32_t* query_offset;  // [width]: t - t_first
+  std::int64_t first_row;
+  std::int64_t t_first, t_last;
+  size_t rows, width;
+  bool started;  // sums and denominator hold something
+};
+
+// Fills in which queries the rows [first_row, first_row + rows) belong to.
+static void PlaceRows(const AttentionF32Args& args, RowBlock& block) {
+  const std::int64_t last_row = block.first_row + static_cast<std::int64_t>(block.rows) - 1;
+  block.t_first = args.group == 1 ? block.first_row : block.first_row / args.group;
+  block.t_last = args.group == 1 ? last_row : last_row / args.group;
+  std::int64_t g = block.first_row - block.t_first * args.group;
+  std::int32_t offset = 0;
+  for (size_t lane = 0; lane < block.width; ++lane) {
+    block.query_offset[lane] = offset;
+    if (lane + 1 < block.rows && ++g == args.group) g = 0, ++offset;
+  }
+}
+
+static void ForgetKeys(RowBlock& block) {
+  const FloatTag df;
+  block.started = false;
+  for (size_t j = 0; j < block.width; j += hn::Lanes(df)) hn::Store(hn::Set(df, kLowestFloat), df, block.shift + j);
+}
+
+// Writes the block's results and returns true when there is a NaN among the sums.
+static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* factor) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
+  const Floats zero = hn::Zero(df), one = hn::Set(df, 1.0f);
+  if (!block.started) {
+    for (size_t i = 0; i < value_dim * block.width; i += lanes) hn::Store(zero, df, block.sums + i);
+    for (size_t j = 0; j < block.width; j += lanes) hn::Store(zero, df, block.denominator + j);
+  }
+  for (size_t j = 0; j < block.width; j += lanes) {
+    const Floats l = hn::Load(df, block.denominator + j);
+    hn::Store(args.partial ? one : hn::IfThenElse(hn::Eq(l, zero), zero, hn::Div(one, l)), df, factor + j);
+  }
+  if (args.partial) {
+    const std::int64_t row_floats = args.value_dim + 2;
+    const RowMap<float> rows = {args.partial, row_floats * static_cast<std::ptrdiff_t>(sizeof(float)), 0, 1};
+    const bool nan =
+        LanesToRows(block.sums, block.width, factor, block.rows, value_dim, rows, block.first_row - args.row_begin);
+    for (size_t lane = 0; lane < block.rows; ++lane) {
+      float* row = rows.At(block.first_row - args.row_begin + static_cast<std::int64_t>(lane));
+      row[value_dim] = block.shift[lane];
+      row[value_dim + 1] = block.denominator[lane];
+    }
+    return nan;
+  }
+  const RowMap<float> out = {args.out, args.out_stride, args.out_head_stride, args.group};
+  const bool nan = LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
+  if (args.lse) {
+    const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
+    for (size_t lane = 0; lane < block.rows; ++lane) {
+      *lse.At(block.first_row + static_cast<std::int64_t>(lane)) = LogOfDenominator(block.shift[lane], block.denominator[lane]);
+    }
+  }
+  return nan;
+}
+
+template <class T>
+static inline Varies HowItVaries(const T* operand, std::ptrdiff_t stride, std::ptrdiff_t head_stride, std::int64_t group) {
+  if (!operand) return Varies::absent;
+  return stride == 0 && (head_stride == 0 || group == 1) ? Varies::keys : Varies::rows;
+}
+
+// What a tile's mask is read into.
+struct MaskTables {
+  float* bias;                  // [keys of a block][width]
+  std::int32_t* allowed_bytes;  // [keys of a block / 4][width]
+  std::int32_t* excluded_keys;  // [keys of a block]
+
+  void Place(Carver& carver, size_t keys, size_t width) {
+    bias = carver.Take<float>(keys * width);
+    allowed_bytes = carver.Take<std::int32_t>(keys / 4 * width);
+    excluded_keys = carver.Take<std::int32_t>(keys);
+  }
+};
+
+// Reads the masks of a call, tile by tile.
+class MaskReader {
+ public:
+  explicit MaskReader(const AttentionF32Args& args)
+      : args_(args),
+        boolean_(HowItVaries(args.boolean_mask, args.mask_stride, args.mask_head_stride, args.group)),
+        bias_(HowItVaries(args.bias, args.bias_stride, args.bias_head_stride, args.group)) {}
+
+  // Of the key block [key, end), before its tiles. False: its keys are excluded for every row.
+  bool ReadKeys(std::int64_t key, std::int64_t end, const MaskTables& tables) {
+    if (boolean_ != Varies::keys) return true;
+    keys_allowed_ = ReadKeyMask(Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride),
+                                args_.mask_key_stride, static_cast<size_t>(end - key), tables.excluded_keys);
+    return keys_allowed_ != Allowed::none;
+  }
+
+  // Of a row block and the keys [key + begin, key + end) of the key block last read; `begin` is a multiple of 4. False: no row
+  // may see any of them.
+  bool ReadTile(const RowBlock& block, std::int64_t key, size_t begin, size_t end, const MaskTables& tables,
+                TileMask& mask) const {
+    mask.structural =
+        classify_tile(block.t_first, block.t_last, key + static_cast<std::int64_t>(begin), key + static_cast<std::int64_t>(end),
+                      args_.visible_begin, args_.visible_end) != TileClass::full;
+    if (mask.structural) {
+      mask.first_begin = ClampLimit(block.t_first + args_.visible_begin - key);
+      mask.first_end = ClampLimit(block.t_first + args_.visible_end - key);
+      mask.query_offset = block.query_offset;
+    }
+    if (boolean_ == Varies::keys && keys_allowed_ == Allowed::some) {
+      mask.boolean = Varies::keys;
+      mask.excluded_keys = tables.excluded_keys;
+    } else if (boolean_ == Varies::rows) {
+      const RowMap<const std::uint8_t> rows = {
+          Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride), args_.mask_stride,
+          args_.mask_head_stride, args_.group};
+      const Allowed allowed = BooleanToLanes(rows, args_.mask_key_stride, block.first_row, block.rows, block.width, begin, end,
+                                             tables.allowed_bytes);
+      if (allowed == Allowed::none) return false;
+      if (allowed == Allowed::some) mask.boolean = Varies::rows;
+      mask.allowed_bytes = tables.allowed_bytes;
+    }
+    if (bias_ != Varies::absent) {
+      mask.bias = bias_;
+      const float* bias = Offset(args_.bias, static_cast<std::ptrdiff_t>(key) * args_.bias_key_stride);
+      if (bias_ == Varies::keys) {
+        mask.bias_keys = bias;
+        mask.bias_key_stride = args_.bias_key_stride;
+      } else {
+        const RowMap<const float> rows = {bias, args_.bias_stride, args_.bias_head_stride, args_.group};
+        BiasToLanes(rows, args_.bias_key_stride, block.first_row, block.rows, block.width, begin, end, tables.bias);
+        mask.bias_rows = tables.bias;
+      }
+    }
+    return true;
+  }
+
+ private:
+  const AttentionF32Args& args_;
+  const Varies boolean_;
+  const Varies bias_;
+  Allowed keys_allowed_ = Allowed::all;
+};
+
+}  // namespace
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
