@@ -38,6 +38,8 @@ if(NOT POLYHEAD_HWY_INCLUDE)
 endif()
 add_library(polyhead_hwy INTERFACE)
 target_include_directories(polyhead_hwy SYSTEM INTERFACE ${POLYHEAD_HWY_INCLUDE})
+# Highway's macros open a target region around every header's namespace, also where only constants or types stand in it.
+target_compile_options(polyhead_hwy INTERFACE $<$<CXX_COMPILER_ID:Clang,AppleClang>:-Wno-pragma-clang-attribute>)
 
 set(POLYHEAD_TBB_TARGET)
 if(POLYHEAD_TBB)

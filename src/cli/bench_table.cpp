@@ -71,8 +71,9 @@ BenchTable::BenchTable(const Layout& layout) {
 void BenchTable::leave_out_what_does_not_fit(std::size_t width) {
   std::vector<std::size_t> by_importance(columns_.size());
   std::iota(by_importance.begin(), by_importance.end(), std::size_t{0});
-  std::stable_sort(by_importance.begin(), by_importance.end(),
-                   [&](std::size_t a, std::size_t b) { return columns_[a].importance > columns_[b].importance; });
+  std::sort(by_importance.begin(), by_importance.end(), [&](std::size_t a, std::size_t b) {
+    return columns_[a].importance != columns_[b].importance ? columns_[a].importance > columns_[b].importance : a < b;
+  });
   std::vector<std::size_t> kept;
   std::size_t used = 0;
   for (const std::size_t index : by_importance) {

@@ -251,7 +251,7 @@ class FlowGraphRunner final : public GraphRunner {
     for (NodeId node = 0; node < size_; ++node) {
       if (!has_predecessor[node]) sources_.push_back(node);
     }
-    std::stable_sort(sources_.begin(), sources_.end(), [&graph](NodeId a, NodeId b) { return graph.cost(a) > graph.cost(b); });
+    sort_heaviest_first(graph, sources_);
     const std::lock_guard<std::mutex> lock(registry().mutex);
     registry().runners.insert(this);
   }

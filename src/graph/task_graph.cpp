@@ -8,11 +8,13 @@
 #include "graph/work.hpp"
 
 namespace polyhead::graph {
-namespace {
 
-void sort_heaviest_first(const TaskGraph& graph, std::vector<NodeId>::iterator begin, std::vector<NodeId>::iterator end) {
-  std::stable_sort(begin, end, [&graph](NodeId a, NodeId b) { return graph.cost(a) > graph.cost(b); });
+void sort_heaviest_first(const TaskGraph& graph, std::vector<NodeId>& nodes) {
+  std::sort(nodes.begin(), nodes.end(),
+            [&graph](NodeId a, NodeId b) { return graph.cost(a) != graph.cost(b) ? graph.cost(a) > graph.cost(b) : a < b; });
 }
+
+namespace {
 
 // Nodes that may run at the same time: a node's wave is one after the latest of those it depends on.
 std::vector<std::vector<NodeId>> waves_of(const TaskGraph& graph) {
@@ -25,7 +27,7 @@ std::vector<std::vector<NodeId>> waves_of(const TaskGraph& graph) {
     if (wave[node] >= waves.size()) waves.resize(wave[node] + 1);
     waves[wave[node]].push_back(node);
   }
-  for (std::vector<NodeId>& nodes : waves) sort_heaviest_first(graph, nodes.begin(), nodes.end());
+  for (std::vector<NodeId>& nodes : waves) sort_heaviest_first(graph, nodes);
   return waves;
 }
 

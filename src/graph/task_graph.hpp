@@ -35,6 +35,9 @@ class TaskGraph {
   double total_cost_ = 0;
 };
 
+// Those that cost the same stay in the order they were added.
+void sort_heaviest_first(const TaskGraph& graph, std::vector<NodeId>& nodes);
+
 // The body of all nodes of a run. slot < Scheduler::slots() is the working thread's own: two bodies that run at the same time
 // in one run never have the same slot, so scratch memory can be indexed by it. A body may throw; the first exception reaches
 // the caller of run and the remaining bodies are not started.
