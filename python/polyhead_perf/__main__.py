@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -19,7 +20,6 @@ COMMANDS = {
 }
 STATUS_ERROR = 2
 DEBIAN = {library: f"apt-get install python3-{library} on Debian, " for library in ("numpy", "scipy", "plotly")}
-
 
 
 def usage() -> str:
@@ -44,8 +44,13 @@ def main(arguments: list[str]) -> int:
         return fail("polyhead_perf", f"needs Python 3.9 or later; {sys.executable} is {sys.version.split()[0]}")
     # The polyhead command names itself here, so that help and errors show what the user typed.
     program = f"{os.environ.get('POLYHEAD_PERF_PROGRAM', 'polyhead_perf')} {name}"
+    if sys.stdout is None:  # closed by who started us
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # pylint: disable=consider-using-with
+    sys.stdout.reconfigure(errors="backslashreplace")  # names of files and benchmarks may be what this terminal can't show
     try:
-        return importlib.import_module(f".{COMMANDS[name][0]}", __package__).main(arguments[1:], program)
+        status = importlib.import_module(f".{COMMANDS[name][0]}", __package__).main(arguments[1:], program)
+        sys.stdout.flush()
+        return status
     except PerfError as error:
         return fail(program, error)
     except ModuleNotFoundError as error:
@@ -59,6 +64,11 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read our output is gone: nothing to flush into
         return STATUS_ERROR
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):
+            traceback.print_exc()
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # what is left in it can't be flushed either
+        return fail(program, f"can't write: {error.strerror}")
     except KeyboardInterrupt:
         return 130
     except Exception:  # pylint: disable=broad-except

@@ -24,6 +24,8 @@ from .judgement import Judge, Rules, repetitions_needed
 BASELINE, CANDIDATE = 0, 1
 THREADS = re.compile(r"(?:^|/)threads:(\d+)(?:/|$)")
 LIST_SECONDS = 120
+# A process gets the time that the baseline took for a short run, this many times, and this much more: then it hangs.
+PATIENCE_TIMES, PATIENCE_SECONDS = 100, 60
 # Measurements in one process. Many short ones, of which the lower quartile counts: interruptions only ever add time, and on a busy
 # machine the mean, or the median of a few long ones, scatters five to ten times as much.
 FEWEST_MEASUREMENTS, MOST_MEASUREMENTS = 3, 30
@@ -80,6 +82,7 @@ class Runner:
     def __init__(self, builds: tuple, pinned_to: int | None = None):
         self.builds = builds
         self.pinned_to = pinned_to
+        self.patience: float | None = None  # seconds for one process that measures
 
     def run(self, side: int, flags: list, seconds: float | None) -> str:
         """Standard output. PerfError when the build can't be started, fails or takes longer."""
@@ -94,7 +97,7 @@ class Runner:
         except OSError as error:
             raise PerfError(f"{build.program}: can't be started: {error.strerror}") from None
         except subprocess.TimeoutExpired:
-            raise PerfError(f"{build.source}: still running after {seconds:.0f} s") from None
+            raise PerfError(f"{build.source}: still running after {seconds:g} s") from None
         if done.returncode != 0:
             said = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())[-400:]
             how = f"status {done.returncode}" if done.returncode > 0 else f"signal {-done.returncode}"
@@ -115,12 +118,10 @@ class Runner:
         with tempfile.TemporaryDirectory(prefix="polyhead-compare-") as folder:
             path = Path(folder) / "result.json"
             self.run(side, [f"--benchmark_filter={exact_filter(names)}", f"--benchmark_out={path}", "--benchmark_out_format=json",
-                            f"--benchmark_repetitions={measurements}", f"--benchmark_min_time={min_time:g}"], None)
-            try:
-                text = path.read_text(encoding="utf-8")
-            except OSError:
-                raise PerfError(f"{build.source}: wrote no result: is it a program of Google Benchmark's kind?") from None
-        result = results.parse(text, build.source)
+                            f"--benchmark_repetitions={measurements}", f"--benchmark_min_time={min_time:g}"], self.patience)
+            if not path.exists():
+                raise PerfError(f"{build.source}: wrote no result: is it a program of Google Benchmark's kind?")
+            result = results.load(path, build.source)
         missing = set(names) - {entry.name for entry in result.entries}
         if missing:
             raise PerfError(f"{build.source}: listed {sorted(missing)[0]} but did not measure it")
@@ -172,13 +173,16 @@ def interleave(runner: Runner, names: list, settings: Settings, judge: Judge, ch
 
 def calibrate(runner: Runner, names: list, settings: Settings) -> dict:
     """name -> measurements that fit into a process's time, from one run of the baseline that counts for nothing else."""
-    fitting = {}
+    fitting, longest = {}, 0.0
     for at in range(0, len(names), settings.benchmarks_per_process):
+        begun = time.monotonic()
         result = runner.measure(BASELINE, names[at : at + settings.benchmarks_per_process], settings.min_time, 1)
+        longest = max(longest, time.monotonic() - begun)
         result.refuse_errors()
         for entry in result.entries:
             count = settings.process_time / max(settings.min_time, entry.real_time)
             fitting[entry.name] = min(MOST_MEASUREMENTS, max(FEWEST_MEASUREMENTS, round(count)))
+    runner.patience = round(PATIENCE_SECONDS + PATIENCE_TIMES * longest)
     return fitting
 
 

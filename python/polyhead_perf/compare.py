@@ -39,7 +39,8 @@ Exit status: 0 same or faster, 1 slower, 2 could not tell, or the input is bad."
 
 def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     """Options of how builds are measured, which other commands have too."""
-    parser.add_argument("--filter", default="", metavar="REGEX", help="only benchmarks that match, as --benchmark_filter takes it")
+    parser.add_argument("--filter", default="", metavar="REGEX", help="only benchmarks that match, as --benchmark_filter takes it; "
+                        "a - in front: those that do not (--filter=-REGEX)")
     parser.add_argument("--budget", type=_positive, default=120.0, metavar="SECONDS",
                         help="stop measuring after that time (default %(default)g); the fewest repetitions that can tell "
                         "anything, nine or more, are made in any case")
@@ -55,15 +56,23 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="for the order of the runs (default: a new one, which is printed)")
 
 
+def _parsed(kind, text: str, expected: str):
+    """As argparse would, but with words for what was expected."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not {expected}") from None
+
+
 def _positive(text: str) -> float:
-    value = float(text)
+    value = _parsed(float, text, "a number")
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
 
 
 def positive_count(text: str) -> int:
-    value = int(text)
+    value = _parsed(int, text, "a whole number")
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return value
@@ -72,7 +81,7 @@ def positive_count(text: str) -> int:
 def _pin(text: str):
     if text in ("auto", "none"):
         return None if text == "none" else text
-    cpu = int(text)
+    cpu = _parsed(int, text, "the number of a CPU, auto or none")
     if cpu not in machine.allowed_cpus():
         raise argparse.ArgumentTypeError(f"CPU {cpu} is none of those that this process may use: "
                                          f"{', '.join(map(str, machine.allowed_cpus()))}")
@@ -155,9 +164,11 @@ def main(arguments: list, program: str) -> int:
 
 def _refuse_unwritable(path: str) -> None:
     """Before minutes of measuring, not after them."""
-    folder = Path(path).resolve().parent
-    if not folder.is_dir():
-        raise PerfError(f"--json {path}: there is no folder {folder}")
+    target = Path(path).resolve()
+    if not target.parent.is_dir():
+        raise PerfError(f"--json {path}: there is no folder {target.parent}")
+    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise PerfError(f"--json {path}: can't be written: {'it is a folder' if target.is_dir() else 'not permitted'}")
 
 
 def _told(first: results.ResultFile, second: results.ResultFile) -> list:
@@ -176,11 +187,12 @@ def _rules(options: argparse.Namespace, default_effect: float):
 
 def compare_files(options: argparse.Namespace):
     first, second = (results.load(path) for path in options.files)
-    notes = []
+    notes = ["both are the same file"] if os.path.samefile(*options.files) else []
     keep = {side.source: _chosen(side, options.filter) for side in (first, second)}
     names = [keep[side.source] for side in (first, second)] if first.source != second.source else [keep[first.source]] * 2
     common = _common_names(*names, (first.source, second.source), options.common, notes)
-    first, second = (results.ResultFile(side.source, side.context, [entry for entry in side.entries if entry.name in set(common)])
+    wanted = set(common)
+    first, second = (results.ResultFile(side.source, side.context, [entry for entry in side.entries if entry.name in wanted])
                      for side in (first, second))
     compatibility.check_contexts(first, second, set(options.allow_context))
     compatibility.check_entries(first, second)
@@ -206,11 +218,12 @@ def compare_files(options: argparse.Namespace):
 
 
 def _chosen(side: results.ResultFile, wanted: str) -> list:
+    negative = wanted.startswith("-")  # as Google Benchmark has it: what does not match
     try:
-        pattern = re.compile(wanted)
+        pattern = re.compile(wanted[1:] if negative else wanted)
     except re.error as error:
         raise PerfError(f"--filter {wanted}: is not a regular expression: {error}") from None
-    names = [name for name in side.by_name() if pattern.search(name)]
+    names = [name for name in side.by_name() if bool(pattern.search(name)) != negative]
     if not names:
         raise PerfError(f"{side.source}: has no benchmark that matches '{wanted}'")
     return names
@@ -219,9 +232,10 @@ def _chosen(side: results.ResultFile, wanted: str) -> list:
 def _common_names(first: list, second: list, sources: tuple, common: bool, notes: list) -> list:
     """Names in the baseline's order. Those that one side lacks are an error, or with --common a note."""
     if common:
-        kept = [name for name in first if name in set(second)]
+        of_both = set(first) & set(second)
+        kept = [name for name in first if name in of_both]
         for names, source in ((first, sources[0]), (second, sources[1])):
-            left_out = [name for name in names if name not in set(kept)]
+            left_out = [name for name in names if name not in of_both]
             if left_out:
                 notes.append(f"left out, since only {source} has them: {', '.join(left_out)}")
         if not kept:

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from . import json_file
 from .errors import PerfError
 
 SCHEMA = "polyhead-instruction-counts/1"
@@ -154,12 +155,7 @@ def _total(path: Path) -> int:
 
 def read_record(path: Path) -> dict:
     """build -> {name -> count}"""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PerfError(f"{path}: can't be read: {error.strerror}") from None
-    except ValueError as error:
-        raise PerfError(f"{path}: is not JSON: {error}") from None
+    document = json_file.read(path)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA or not isinstance(document.get("counts"), dict):
         raise PerfError(f"{path}: is not a record of instruction counts ({SCHEMA})")
     return document["counts"]

@@ -89,6 +89,13 @@ def _roofs_of(results):
     return rates
 
 
+def _intensity(result):
+    """Operations a byte; None where the result has not both counters, or none that a chart could show."""
+    if not result.gflops or not result.gbps:
+        return None
+    return result.gflops / result.gbps if 1e-9 < result.gflops / result.gbps < 1e9 else None
+
+
 def roofline_panels(inputs, index_of):
     """One panel for each machine and number of threads, from its newest run that has both rates of any benchmark.
 
@@ -103,7 +110,7 @@ def roofline_panels(inputs, index_of):
         points = [
             result
             for result in results
-            if result.group != PEAK_GROUP and result.gflops and result.gbps and result.problem is None
+            if result.group != PEAK_GROUP and _intensity(result) and result.problem is None
         ]
         if not points:
             continue
@@ -121,7 +128,7 @@ def roofline_panels(inputs, index_of):
                 "dates": dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
                 "shares": [index_of[id(result)] for result in shares],
                 "points": [
-                    {"row": index_of[id(result)], "x": result.gflops / result.gbps, "y": result.gflops} for result in points
+                    {"row": index_of[id(result)], "x": _intensity(result), "y": result.gflops} for result in points
                 ],
             }
         )

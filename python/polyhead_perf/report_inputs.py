@@ -7,13 +7,12 @@ kind with a fault is an error, since a page without it would look whole; other f
 from __future__ import annotations
 
 import datetime
-import json
 import re
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import report_peers, results
+from . import json_file, report_peers, results
 from .errors import PerfError
 
 ISAS = ("reference", "sse4", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16", "sve")
@@ -224,28 +223,26 @@ def read_folder(folder):
         raise PerfError(f"{folder}: expected a folder of result files, found {'a file' if path.exists() else 'nothing'}")
     runs, found, warnings, faults = [], [], [], []
     for file in sorted(path.iterdir()):
+        name = file.name.encode("utf-8", "backslashreplace").decode()  # the page is UTF-8, names of files need not be
         if file.is_dir():
-            warnings.append(f"{file.name}/: a folder; folders inside are not read")
+            warnings.append(f"{name}/: a folder; folders inside are not read")
             continue
         if file.suffix.lower() != ".json":
-            warnings.append(f"{file.name}: not a .json file, left out")
+            warnings.append(f"{name}: not a .json file, left out")
             continue
         try:
-            document = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            faults.append(f"{file.name}: can't be read: {error.strerror}")
-            continue
-        except ValueError as error:
-            faults.append(f"{file.name}: is not JSON: {error}")
+            document = json_file.read(file)
+        except PerfError as error:
+            faults.append(str(error).replace(str(file), name, 1))
             continue
         is_suite = isinstance(document, dict) and "benchmarks" in document
         if not is_suite and not report_peers.looks_like_peers(document):
             warnings.append(
-                f"{file.name}: JSON, but neither Google Benchmark's ('benchmarks') nor of bench/peers ('results'), left out"
+                f"{name}: JSON, but neither Google Benchmark's ('benchmarks') nor of bench/peers ('results'), left out"
             )
             continue
         try:
-            run, of_run = (_read_suite if is_suite else _read_peers)(document, file.name)
+            run, of_run = (_read_suite if is_suite else _read_peers)(document, name)
         except PerfError as error:
             faults.append(str(error))
             continue

@@ -5,10 +5,10 @@ Standard library only: bench/peers uses it inside the peers' own environment.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 
+from . import json_file
 from .errors import PerfError
 
 OURS = "polyhead"
@@ -99,10 +99,11 @@ _OPTIONAL = ("min_ms", "q1_ms", "q3_ms")
 
 
 def _number(where, name, value, least):
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
+    number = json_file.number(value)
+    if number is None or not least <= number <= json_file.LARGEST:
         kind = "a positive finite number" if least else "a finite number of at least 0"
         raise PerfError(f"{where}.{name}: expected {kind}, found {value!r}")
-    return float(value)
+    return number
 
 
 def _result(where, entry):
@@ -160,13 +161,7 @@ def parse(path, document):
 
 def load(path):
     """Reads one file. PerfError names the file and the field."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-    except OSError as error:
-        raise PerfError(f"{path}: can't be read: {error.strerror}") from None
-    except ValueError as error:  # neither JSON nor UTF-8
-        raise PerfError(f"{path}: is not JSON: {error}") from None
+    document = json_file.read(path)
     if not looks_like_peers(document):
         raise PerfError(f"{path}: results: missing; not a file of bench/peers/compare.py")
     return parse(path, document)

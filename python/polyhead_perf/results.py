@@ -6,11 +6,10 @@ that silently leaves out half of its input is worse than none.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from . import json_file
 from .errors import PerfError
 
 SECONDS_PER_UNIT = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -90,24 +89,9 @@ class ResultFile:
             raise PerfError(f"{self.source}: {failed[0].name} reports an error: {failed[0].error}{more}")
 
 
-def load(path) -> ResultFile:
-    """Reads and checks one result file. PerfError names the file and the entry."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise PerfError(f"{path}: can't be read: {reason}") from None
-    return parse(text, str(path))
-
-
-def parse(text: str, source: str) -> ResultFile:
-    """Checks the text of a result file; `source` is what errors call it."""
-    try:
-        document = json.loads(text)  # takes NaN and Infinity, which are refused below, where the entry's name is known
-    except json.JSONDecodeError as error:
-        raise PerfError(f"{source}: is not JSON: {error}") from None
-    return from_document(document, source)
+def load(path, source: str | None = None) -> ResultFile:
+    """Reads and checks one result file. PerfError names the file, or `source` where that says more, and the entry."""
+    return from_document(json_file.read(path, source), source or str(path))
 
 
 def from_document(document, source: str) -> ResultFile:
@@ -138,7 +122,10 @@ def _entry(raw, source: str, position: int) -> Entry | None:
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str) or not raw["name"]:
         raise PerfError(f"{source}: entry {position} of 'benchmarks' has no name")
     name = raw.get("run_name", raw["name"])
-    where = f"{source}: {name}"
+    where = f"{source}: {raw['name']}"
+    for key, wanted in (("run_name", name), ("label", raw.get("label", ""))):
+        if not isinstance(wanted, str) or not wanted.isprintable() or (key == "run_name" and not wanted):
+            raise PerfError(f"{where}: {key} is {wanted!r}, expected a text of one line")
     run_type = raw.get("run_type", "iteration")
     if run_type == "aggregate":
         return None
@@ -146,7 +133,7 @@ def _entry(raw, source: str, position: int) -> Entry | None:
         raise PerfError(f"{where}: run_type is '{run_type}', expected iteration or aggregate")
     if raw.get("skipped") and not raw.get("error_occurred"):
         return None
-    if raw.get("time_unit") not in SECONDS_PER_UNIT:
+    if raw.get("time_unit") not in tuple(SECONDS_PER_UNIT):  # a tuple, since what is in the file may have no hash
         raise PerfError(f"{where}: time_unit is {raw.get('time_unit')!r}, expected one of {', '.join(SECONDS_PER_UNIT)}")
     scale = SECONDS_PER_UNIT[raw["time_unit"]]
     failed = bool(raw.get("error_occurred"))
@@ -154,11 +141,12 @@ def _entry(raw, source: str, position: int) -> Entry | None:
     for key, value in raw.items():
         if key in ENTRY_KEYS:
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        number = json_file.number(value)
+        if number is None:
             raise PerfError(f"{where}: counter '{key}' is {value!r}, expected a number")
-        if not math.isfinite(value) and not failed:
-            raise PerfError(f"{where}: counter '{key}' is {value}")
-        counters[key] = float(value)
+        if not abs(number) <= json_file.LARGEST and not failed:
+            raise PerfError(f"{where}: counter '{key}' is {number}")
+        counters[key] = number
     return Entry(
         name=name,
         repetition_index=_integer(raw, "repetition_index", 0, where),
@@ -167,7 +155,7 @@ def _entry(raw, source: str, position: int) -> Entry | None:
         cpu_time=_time(raw, "cpu_time", where, failed) * scale,
         time_unit=raw["time_unit"],
         threads=_integer(raw, "threads", 1, where),
-        label=str(raw.get("label", "")),
+        label=raw.get("label", ""),
         counters=counters,
         error=str(raw.get("error_message") or "no message") if failed else None,
     )
@@ -182,11 +170,11 @@ def _integer(raw: dict, key: str, default: int, where: str) -> int:
 
 def _time(raw: dict, key: str, where: str, failed: bool) -> float:
     """A time in the file's unit: finite, and above 0 where it is what counts (checked by who uses it as such)."""
-    value = raw.get(key)
+    number = json_file.number(raw.get(key))
     if failed:
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PerfError(f"{where}: {key} is {value!r}, expected a number")
-    if not math.isfinite(value) or value < 0:
-        raise PerfError(f"{where}: {key} is {value}, expected a finite time")
-    return float(value)
+        return number if number is not None and 0 <= number <= json_file.LARGEST else 0.0
+    if number is None:
+        raise PerfError(f"{where}: {key} is {raw.get(key)!r}, expected a number")
+    if number != 0 and not 1 / json_file.LARGEST <= number <= json_file.LARGEST:
+        raise PerfError(f"{where}: {key} is {number}, expected a finite time")
+    return number

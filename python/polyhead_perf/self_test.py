@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import compare
+from . import compare, json_file
 from .errors import PerfError
 
 SCHEMA = "polyhead-compare-self-test/1"
@@ -56,7 +56,7 @@ def main(arguments: list, program: str) -> int:
         if options.json:
             Path(options.json).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     else:
-        summary = json.loads(Path(options.json).read_text(encoding="utf-8"))
+        summary = json_file.read(options.json)
     text = figures(summary)
     print(text)
     if options.docs:

@@ -17,6 +17,7 @@ import scipy.special  # scipy.stats takes a second to import, for the same quant
 # Above these sizes the null distribution is taken as normal: its exact form would cost seconds and differ in the fourth digit.
 EXACT_PAIRS = 400
 EXACT_PRODUCT = 2500
+JACKKNIFE_GROUPS = 50  # of measurements that are left out together: one by one, thousands of them would take minutes
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def smallest_paired_p(pairs: int) -> float:
 
 
 def smallest_unpaired_p(first: int, second: int) -> float:
-    return 2.0 / math.comb(first + second, first)
+    return 2 / math.comb(first + second, first)  # of whole numbers: the divisor may be beyond what a float holds
 
 
 def holm(p_values: list) -> list:
@@ -161,10 +162,11 @@ def mean_unpaired_shift(first: list, second: list, level: float) -> tuple:
         differences = numpy.subtract.outer(b, a)
         estimates.append(float(numpy.median(differences)))
         for axis, count in enumerate(differences.shape):
-            for index in range(count if count > 1 else 0):
-                without = float(numpy.median(numpy.delete(differences, index, axis)))
-                influences.append((count - 1) * (estimates[-1] - without) / count / len(first))
-    return _student(float(numpy.mean(estimates)), influences, min(map(len, [*first, *second])), level)
+            groups = numpy.array_split(numpy.arange(count), min(count, JACKKNIFE_GROUPS))
+            for group in groups if count > 1 else []:
+                without = float(numpy.median(numpy.delete(differences, group, axis)))
+                influences.append((len(groups) - 1) * (estimates[-1] - without) / len(groups) / len(first))
+    return _student(float(numpy.mean(estimates)), influences, min(JACKKNIFE_GROUPS, *map(len, [*first, *second])), level)
 
 
 def _student(estimate: float, influences, repetitions: int, level: float) -> tuple:

@@ -2,13 +2,14 @@
 """A program with Google Benchmark's command line that makes its times up, for tests of who runs and reads such programs.
 
     fake_bench.py [--slow-down=PERCENT] [--only-slow=NAME] [--noise=FRACTION] [--names=A,B] [--wrong=NAME] [--context=KEY=VALUE]
-                  [--unit=us] [--nan=NAME] [--forget=NAME] [--crash] --benchmark_...
+                  [--unit=us] [--nan=NAME] [--forget=NAME] [--crash] [--hang] --benchmark_...
 """
 import json
 import math
 import random
 import re
 import sys
+import time
 
 
 def main():
@@ -25,6 +26,8 @@ def main():
     if "crash" in own:
         print("out of luck", file=sys.stderr)
         return 3
+    if "hang" in own:
+        time.sleep(600)
     draw = random.SystemRandom()
     noise = float(own.get("noise", 0.005))
     entries = []
@@ -35,9 +38,9 @@ def main():
         process = draw.gauss(0, noise)
         repetitions = int(google.get("benchmark_repetitions", 1))
         for repetition in range(repetitions):
-            time = (5.0 if "fast" in name else 80.0) * slow * math.exp(process + draw.gauss(0, noise))
+            micro = (5.0 if "fast" in name else 80.0) * slow * math.exp(process + draw.gauss(0, noise))
             entry = {"name": name, "run_name": name, "run_type": "iteration", "repetitions": repetitions,
-                     "repetition_index": repetition, "threads": 1, "iterations": 1000, "real_time": time, "cpu_time": time,
+                     "repetition_index": repetition, "threads": 1, "iterations": 1000, "real_time": micro, "cpu_time": micro,
                      "time_unit": own.get("unit", "us"), "GFLOP/s": 12.5}
             if name == own.get("nan"):
                 entry["real_time"] = float("nan")

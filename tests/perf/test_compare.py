@@ -96,6 +96,7 @@ def test_what_only_one_side_has_can_be_left_out():
     (["--baseline", "/bin/true", "--candidate", FAKE], "/bin/true: has no benchmark"),
     (["--baseline", FAKE, "--candidate", FAKE, "--filter", "nothing"], "has no benchmark that matches 'nothing'"),
     (["--baseline", FAKE, "--candidate", FAKE, "--json", "/nowhere/out.json"], "--json /nowhere/out.json: there is no folder"),
+    (["--baseline", FAKE, "--candidate", FAKE, "--json", "/"], "--json /: can't be written: it is a folder"),
 ])
 def test_bad_programs(arguments, says):
     refused(polyhead_perf("compare", *arguments), says)
@@ -105,11 +106,25 @@ def test_bad_programs(arguments, says):
     [], ["a.json"], ["a.json", "b.json", "c.json"], ["--baseline", FAKE], ["--baseline", FAKE, "--candidate", FAKE, "a.json"],
     ["a.json", "b.json", "--alpha", "0"], ["a.json", "b.json", "--alpha", "0.7"], ["a.json", "b.json", "--min-effect", "-1"],
     ["a.json", "b.json", "--budget", "nan"], ["a.json", "b.json", "--pin", "4000"], ["a.json", "b.json", "--", "--threads=1"],
-    ["a.json", "b.json", "--bud", "3"],
+    ["a.json", "b.json", "--bud", "3"], ["a.json", "b.json", "--alpha", "little"], ["a.json", "b.json", "--pin", "first"],
+    ["a.json", "b.json", "--per-process", "1.5"],
 ])
 def test_wrong_command_lines(arguments):
     result = polyhead_perf("compare", *arguments)
     assert result.returncode == 2 and "usage: " in result.stderr, (result.stdout, result.stderr)
+    assert " _p" not in result.stderr, "names of our functions say nothing to users"
+
+
+def test_a_process_that_hangs_ends_the_comparison():
+    from polyhead_perf import builds
+    from polyhead_perf.errors import PerfError
+
+    runner = builds.Runner((builds.Build(FAKE), builds.Build(FAKE, ("--hang",))))
+    builds.calibrate(runner, [FAST], builds.Settings())
+    assert runner.patience >= builds.PATIENCE_SECONDS
+    runner.patience = 0.5
+    with pytest.raises(PerfError, match="--hang: still running after 0.5 s"):
+        runner.measure(builds.CANDIDATE, [FAST], 0.002, 3)
 
 
 def write_result(path, times, name="one/real_time", **context):
@@ -129,6 +144,39 @@ def test_files(tmp_path):
         assert [line for line in result.stdout.splitlines() if line.startswith("one ")][0].endswith(verdict)
         assert "note: commit: none in the baseline, next in the candidate" in result.stdout
         assert "measured at different times" in result.stdout
+
+
+def test_files_of_many_measurements_take_seconds(tmp_path):
+    """One by one, leaving out each of 2,000 measurements takes minutes; so does asking a new set for each of 40,000 names."""
+    first = write_result(tmp_path / "a.json", [10 + 0.01 * (index * 7 % 11) for index in range(1000)])
+    second = write_result(tmp_path / "b.json", [12 + 0.01 * (index * 7 % 11) for index in range(1000)])
+    started = os.times()
+    result = polyhead_perf("compare", first, second)
+    assert result.returncode == 1, (result.stdout, result.stderr)
+    assert os.times().children_user - started.children_user < 10
+
+
+def test_filters_of_files_are_google_benchmarks(tmp_path):
+    entries = [json.loads(write_result(tmp_path / f"{name}.json", [1.0 + 0.001 * index for index in range(9)], name).read_text())
+               for name in ("one", "two")]
+    both = tmp_path / "both.json"
+    both.write_text(json.dumps({**entries[0], "benchmarks": entries[0]["benchmarks"] + entries[1]["benchmarks"]}))
+    for wanted, left in (("--filter=one", "one"), ("--filter=-one", "two")):
+        result = polyhead_perf("compare", both, both, wanted)
+        assert [line.split()[0] for line in result.stdout.splitlines() if line.startswith(("one ", "two "))] == [left]
+        assert "note: both are the same file" in result.stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_results_that_nobody_can_read_are_an_error(tmp_path):
+    first = write_result(tmp_path / "a.json", [1.0 + 0.001 * index for index in range(9)])
+    command = [sys.executable, "-m", "polyhead_perf", "compare", str(first), str(first)]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONDONTWRITEBYTECODE": "1"}
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "polyhead_perf compare: can't write: No space left on device\n")
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
 def test_files_with_too_few_repetitions_cannot_tell(tmp_path):

@@ -140,7 +140,7 @@ def test_half_a_file_is_an_error_and_all_faults_are_told(tmp_path):
     report_files.peers_file(tmp_path / "cut.json", 0)
     (tmp_path / "cut.json").write_text((tmp_path / "cut.json").read_text()[:-20])
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PerfError, match="binary.json: is not JSON.*cut.json: is not JSON"):
+    with pytest.raises(PerfError, match="binary.json: can't be read: it is not UTF-8 text.*cut.json: is not JSON"):
         report_inputs.read_folder(tmp_path)
 
 

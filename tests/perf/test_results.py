@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 
 import pytest
 
@@ -55,6 +56,19 @@ def test_reads_times_in_seconds_and_drops_aggregates(tmp_path):
     (document(entry(run_type="other")), "run_type is 'other'"),
     (document(entry(**{"GB/s": float("nan")})), "counter 'GB/s' is nan"),
     (document(entry(**{"GB/s": "fast"})), "counter 'GB/s' is 'fast'"),
+    (document(entry(**{"GB/s": 10**400})), "counter 'GB/s' is inf"),
+    (document(entry(real_time=10**400)), "real_time is inf"),
+    (document(entry(real_time=1e300)), "real_time is 1e+300"),
+    (document(entry(real_time=1e-300)), "real_time is 1e-300"),
+    (document(entry(time_unit=["us"])), "time_unit is ['us']"),
+    (document(entry(run_type={"of": 1})), "run_type is '{'of': 1}'"),
+    (document(entry(run_name=5)), "run_name is 5"),
+    (document(entry(run_name=None)), "run_name is None"),
+    (document(entry(run_name="\x1b[31mred")), r"run_name is '\x1b[31mred'"),
+    (document(entry(label=["bound"])), "label is ['bound']"),
+    (document(entry(run_name="\ud800")), "half of a character"),
+    ("[" * 100000, "nested too deeply"),
+    ('{"context": {}, "benchmarks": [' + "9" * 5000 + "]}", "Exceeds the limit"),
 ])
 def test_refuses(tmp_path, content, says):
     with pytest.raises(PerfError) as error:
@@ -69,6 +83,13 @@ def test_refuses_missing_file_and_other_bytes(tmp_path):
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PerfError, match="bytes.json: can't be read"):
         results.load(tmp_path / "bytes.json")
+
+
+def test_a_byte_order_mark_does_no_harm_and_a_pipe_is_not_waited_for(tmp_path):
+    assert load(tmp_path, "\ufeff" + json.dumps(document(entry()))).entries
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(PerfError, match="pipe.json: can't be read: it is not a file"):
+        results.load(tmp_path / "pipe.json")
 
 
 def test_a_wrong_result_keeps_its_message_and_is_refused_by_comparisons(tmp_path):
