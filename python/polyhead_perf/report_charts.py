@@ -7,10 +7,16 @@ import statistics
 from . import history, report_peers
 
 PEAK_GROUP = "peak"  # the suite's measurements of the machine itself
+SWEEP_GROUP = "sweep"  # polyhead-sweep's: sweep/<family>/<size>
 
 
 def iso(moment):
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def is_sweep(result):
+    """Thousands of sizes would drown table and time lines: they have charts of their own."""
+    return result.group == SWEEP_GROUP and result.size is not None
 
 
 def ratio_panels(inputs):
@@ -103,7 +109,7 @@ def roofline_panels(inputs, index_of):
     """
     by_panel = {}
     for result in inputs.newest():
-        if result.run.kind == "suite":
+        if result.run.kind == "suite" and not is_sweep(result):
             by_panel.setdefault((result.run.machine, result.threads), []).append(result)
     panels = []
     for (machine, threads), results in sorted(by_panel.items()):
@@ -135,11 +141,41 @@ def roofline_panels(inputs, index_of):
     return panels
 
 
+def sweep_panels(inputs):
+    """One panel for each family of sizes on a machine, an instruction set and a number of threads: its newest run's times."""
+    newest = {}
+    for result in inputs.results:  # oldest run first
+        if is_sweep(result) and result.seconds is not None:
+            key = (result.run.machine, result.name.rpartition("/")[0], result.isa, result.threads)
+            if newest.get(key, [result])[0].run is not result.run:
+                newest[key] = []
+            newest.setdefault(key, []).append(result)
+    panels = []
+    for (machine, family, isa, threads), results in newest.items():
+        unit, _, held = results[0].label.partition(" with ")
+        panels.append(
+            {
+                "machine": machine,
+                "family": family.partition("/")[2],
+                "isa": isa,
+                "threads": threads,
+                "unit": unit or "size",
+                "held": held,
+                "date": results[0].run.date.strftime("%Y-%m-%d"),
+                "points": [
+                    {"size": result.size, "ms": result.seconds * 1e3, "cliff": result.cliff}
+                    for result in sorted(results, key=lambda result: result.size)
+                ],
+            }
+        )
+    return panels
+
+
 def timelines(inputs):
     """The series with results of at least two runs; those with change points first, the largest last change leading."""
     grouped = {}
     for result in inputs.results:
-        if result.seconds is not None and not result.run.context.get("slow_down"):
+        if result.seconds is not None and not is_sweep(result) and not result.run.context.get("slow_down"):
             grouped.setdefault(result.series, []).append(result)
     lines = []
     for (machine, engine, name, isa, threads), results in grouped.items():

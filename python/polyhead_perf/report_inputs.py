@@ -51,6 +51,9 @@ class Result:
     roof: float | None = None  # the bound's rate, in the unit of the counter that it bounds
     share: float | None = None  # of the bound, 0..1
     bound: str | None = None
+    label: str = ""
+    size: float | None = None  # of a sweep: what grows
+    cliff: float | None = None  # of a sweep: how much longer it takes than a size that limits it, where that is too much
     problem: str | None = None  # what the benchmark reported instead of a time
 
     @property
@@ -140,7 +143,8 @@ def _suite_result(run, name, entries):
     counter = lambda key: _median([entry.counters.get(key) for entry in entries])
     result.gflops, result.gbps, result.error = counter("GFLOP/s"), counter("GB/s"), counter("error")
     result.roof, result.share = counter("roof"), counter("roof_share")
-    result.bound = entries[0].bound
+    result.bound, result.label = entries[0].bound, entries[0].label
+    result.size, result.cliff = counter("size"), counter("cliff")
     for key, value in (("roof", result.roof), ("roof_share", result.share)):
         if value is not None and value < 0:
             raise PerfError(f"{run.file}: {name}: counter '{key}' is {value}, expected at least 0")

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parent / "page"
 
 
 # One program in parts, in this order.
-SCRIPTS = ("numbers", "filters", "plotting", "ratios", "rooflines", "timelines", "panels", "table", "events")
+SCRIPTS = ("numbers", "filters", "plotting", "ratios", "rooflines", "timelines", "sweeps", "panels", "table", "events")
 
 
 def page_script():
@@ -244,6 +244,32 @@ def _rooflines(panels):
     )
 
 
+def _sweeps(panels):
+    if not panels:
+        return ""
+    framed = []
+    for index, panel in enumerate(panels):
+        points = panel["points"]
+        cliffs = [point for point in points if point["cliff"] is not None]
+        found = f'{plural(len(cliffs), "cliff")}: {", ".join(str(round(point["size"])) for point in cliffs)}' if cliffs else "no cliff"
+        before = (
+            f'<p>{text(panel["held"])}; {text(panel["machine"])} {text(panel["isa"])}, {plural(panel["threads"], "thread")},'
+            f' {panel["date"]}; <span class="{"slower" if cliffs else ""}">{text(found)}</span></p>'
+        )
+        label = (
+            f'Times of {plural(len(points), "size")}, {round(points[0]["size"])} to {round(points[-1]["size"])} {panel["unit"]}'
+            f' ({panel["held"]}): {duration(points[0]["ms"] / 1e3)} to {duration(points[-1]["ms"] / 1e3)}, {found}'
+        )
+        framed.append(_panel("sweep", index, text(panel["family"]), label, before))
+    return _section(
+        "sizes",
+        "Over sizes",
+        "Time as one size grows and all others stay, by polyhead-sweep. Red marks are cliffs: sizes that take longer than a larger"
+        " one, or much longer than the one before.",
+        '<div class="panels small">' + "\n".join(framed) + "</div>",
+    )
+
+
 def _timelines(lines):
     if not lines:
         return ""
@@ -335,7 +361,7 @@ def _select(name, label, values, describe=str):
     )
 
 
-def _lead(inputs, newest, panels, lines):
+def _lead(inputs, newest, panels, lines, sweeps):
     """One sentence of what is seen."""
     machines = sorted({run.machine for run in inputs.runs})
     where = machines[0] if len(machines) == 1 else f"{len(machines)} kinds of machine"
@@ -377,6 +403,11 @@ def _lead(inputs, newest, panels, lines):
             )
         else:
             parts.append(f"none of {len(lines)} series changed its level")
+    if sweeps:
+        cliffs = sum(point["cliff"] is not None for panel in sweeps for point in panel["points"])
+        sizes = sum(len(panel["points"]) for panel in sweeps)
+        parts.append(f"of {plural(sizes, 'size')} in {plural(len(sweeps), 'sweep')} <strong>{cliffs or 'none'}</strong> "
+                     + ("is a cliff" if cliffs <= 1 else "are cliffs"))
     if not parts:
         parts.append(f"{plural(len(newest), 'benchmark')} measured")
     return f"On {text(where)}, " + "; ".join(parts) + "."
@@ -388,11 +419,13 @@ def _hash(source):
 
 def build(inputs, title, made, version, plotly_source):
     """The whole page as text. made: when, a datetime. plotly_source: plotly's JavaScript."""
-    newest = inputs.newest()
+    everything = inputs.newest()
+    newest = [result for result in everything if not report_charts.is_sweep(result)]
     index_of = {id(result): index for index, result in enumerate(newest)}
     panels = report_charts.ratio_panels(inputs)
     rooflines = report_charts.roofline_panels(inputs, index_of)
     lines = report_charts.timelines(inputs)
+    sweeps = report_charts.sweep_panels(inputs)
     changes = {
         (line["machine"], line["engine"], line["name"], line["isa"], line["threads"]): line["changes"][-1]
         for line in lines
@@ -422,6 +455,7 @@ def build(inputs, title, made, version, plotly_source):
         "ratios": panels,
         "rooflines": rooflines,
         "lines": lines,
+        "sweeps": sweeps,
         "ours": OURS,
     }
     unique = lambda values: sorted(
@@ -429,10 +463,10 @@ def build(inputs, title, made, version, plotly_source):
     )
     filters = "".join(
         [
-            _select("machine", "Machine", unique(result.run.machine for result in newest)),
+            _select("machine", "Machine", unique(result.run.machine for result in everything)),
             _select("group", "Benchmark", unique(result.group for result in newest)),
-            _select("isa", "ISA", unique(result.isa for result in newest)),
-            _select("threads", "Threads", unique(result.threads for result in newest), lambda count: plural(count, "thread")),
+            _select("isa", "ISA", unique(result.isa for result in everything)),
+            _select("threads", "Threads", unique(result.threads for result in everything), lambda count: plural(count, "thread")),
         ]
     )
     results = _section(
@@ -442,7 +476,7 @@ def build(inputs, title, made, version, plotly_source):
         "largest difference from a float64 reference.",
         _table(newest, changes),
     )
-    shown = {id(result.run) for result in newest}
+    shown = {id(result.run) for result in everything}
     notices = "".join(
         f'<p class="notice">{text(run.file)}: {text(what)}.</p>'
         for run in inputs.runs
@@ -463,12 +497,12 @@ def build(inputs, title, made, version, plotly_source):
         version=text(version),
         title=text(title),
         style=(PAGE / "page.css").read_text(encoding="utf-8"),
-        lead=_lead(inputs, newest, panels, lines),
+        lead=_lead(inputs, newest, panels, lines, sweeps),
         made=f'{plural(len(inputs.runs), "result file")} of {spread}; page made on {made:%Y-%m-%d %H:%M} UTC.',
         notices=notices,
         filters=filters,
         sections="\n".join(
-            filter(None, [_ratios(panels), _rooflines(rooflines), _timelines(lines), results, _runs(inputs.runs)])
+            filter(None, [_ratios(panels), _rooflines(rooflines), _sweeps(sweeps), _timelines(lines), results, _runs(inputs.runs)])
         ),
         footer=(
             f"Made by polyhead report {text(version)}. Charts: plotly.js, inside this page; nothing is loaded from anywhere."

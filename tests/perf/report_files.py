@@ -136,6 +136,17 @@ def peers_file(path, day, cpu=CPUS[0], isa="avx2", parts=("attention", "layer"),
     path.write_text(json.dumps({"context": found, "results": results}))
 
 
+def sweep_file(path, day, families=("queries",), sizes=range(1, 20), cliffs=(), threads=1, **more):
+    """As polyhead-sweep writes it; sizes in `cliffs` take half as long again as they should."""
+    entries = []
+    for family in families:
+        for size in sizes:
+            cliff = {"cliff": 1.5} if size in cliffs else {}
+            name = f"sweep/{family}/{size}/avx2/threads:{threads}/real_time"
+            entries.append(entry(name, 0.01 * size * (1.5 if cliff else 1), label="queries with h=4,s=512,d=64", size=size, **cliff, **more))
+    path.write_text(json.dumps({"context": context(day), "benchmarks": entries}))
+
+
 def history_folder(folder, days=24):
     """A folder with a history of one machine, peers' results, a wrong benchmark and a name that attacks the page."""
     for day in range(days):
@@ -165,4 +176,5 @@ def three_machines_folder(folder):
     for number, (cpu, isa) in enumerate(zip(CPUS, ("avx2", "amx", "avx512"))):
         suite_file(folder / f"suite-{number}.json", number, cpu=cpu, isa=isa)
         peers_file(folder / f"peers-{number}.json", number, cpu=cpu, isa=isa, gain=1 + 0.3 * number)
+    sweep_file(folder / "sweep.json", 2, families=("queries", "keys-decode"), sizes=range(1, 130), cliffs=(65, 97))
     return folder

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import html.parser
 import json
+import os
 import re
 
 import pytest
@@ -144,6 +145,52 @@ def test_peak_benchmarks_serve_as_roofs_where_results_name_none(tmp_path):
         ("arithmetic", "multiply_add avx2", 95.0),
         ("read", "read 512MB avx2", 15.0),
     }
+
+
+def test_sweeps_have_charts_of_their_own(tmp_path):
+    report_files.suite_file(tmp_path / "suite.json", 0)
+    report_files.sweep_file(tmp_path / "old.json", 1, cliffs=(5, 7, 9))
+    report_files.sweep_file(tmp_path / "new.json", 2, families=("queries", "keys"), sizes=range(2, 12), cliffs=(10,))
+    page = page_of(tmp_path)
+    data = data_of(page)
+    queries, keys = data["sweeps"]
+    assert (queries["family"], keys["family"], queries["unit"], queries["held"]) == ("queries", "keys", "queries", "h=4,s=512,d=64")
+    assert [point["size"] for point in queries["points"]] == list(range(2, 12)), "the newest run's, in order, each once"
+    assert [(point["size"], point["cliff"]) for point in queries["points"] if point["cliff"]] == [(10, 1.5)]
+    assert queries["points"][0]["ms"] == pytest.approx(0.02)
+    assert not any(row["group"] == "sweep" for row in data["rows"]), "thousands of sizes would drown the table"
+    assert data["lines"] == [], "and the time lines"
+    assert "of 20 sizes in 2 sweeps <strong>2</strong> are cliffs" in page and "1 cliff: 10<" in page
+
+
+def test_a_sweep_alone_makes_a_page(tmp_path):
+    report_files.sweep_file(tmp_path / "a.json", 1)
+    page = page_of(tmp_path)
+    assert len(data_of(page)["sweeps"]) == 1 and "of 19 sizes in 1 sweep <strong>none</strong> is a cliff" in page
+
+
+def test_a_sweep_with_the_counters_of_others_is_no_roofline(tmp_path):
+    report_files.sweep_file(tmp_path / "a.json", 1, gflops=5.0, gbps=2.0, roof=90.0, bound="fma avx2")
+    data = data_of(page_of(tmp_path))
+    assert data["rooflines"] == [] and len(data["sweeps"]) == 1
+
+
+def test_numbers_and_names_at_the_ends_of_what_is_read(tmp_path):
+    """The largest and smallest numbers, one entry alone, and a file whose name is not UTF-8."""
+    report_files.suite_file(tmp_path / "a.json", 0, threads=(1,))
+    document = json.loads((tmp_path / "a.json").read_text())
+    extremes = [1e100, 1e-100, 1.0]
+    document["benchmarks"] = [
+        report_files.entry(f"a/{time}/{flops}/{bytes_}", time, flops, bytes_) for time in extremes for flops in extremes for bytes_ in extremes
+    ]
+    for day, factor in enumerate((1, 1e-90, 1e90, 1, 1e-90, 1e90, 1, 1)):
+        document["context"] = report_files.context(day)
+        document["benchmarks"][-1]["real_time"] = factor
+        (tmp_path / f"{day}.json").write_text(json.dumps(document))
+    data_of(page_of(tmp_path))
+    report_files.sweep_file(tmp_path / "lone.json", 1, sizes=(3,))
+    os.rename(os.fsencode(tmp_path / "lone.json"), os.fsencode(tmp_path) + b"/\xff\xfe.json")
+    page_of(tmp_path).encode("utf-8")
 
 
 def test_machines_are_apart(tmp_path):

@@ -42,12 +42,13 @@ const showLines = () => {
 };
 
 const showPanels = () => {
-  for (const [kind, panels, drawn] of [["ratio", data.ratios, drawRatios], ["roofline", data.rooflines, drawRoofline]]) {
+  for (const [kind, panels, drawn] of [["ratio", data.ratios, drawRatios], ["roofline", data.rooflines, drawRoofline],
+                                       ["sweep", data.sweeps, drawSweep]]) {
     for (const frame of document.querySelectorAll(`[data-panel="${kind}"]`)) {
       const panel = panels[Number(frame.dataset.index)];
       frame.hidden = false;  // a hidden frame has no width to draw in
       frame.hidden =
-          !(passes({ machine: panel.machine, threads: panel.threads, isa: kind === "ratio" ? panel.isa : undefined }) &&
+          !(passes({ machine: panel.machine, threads: panel.threads, isa: kind === "roofline" ? undefined : panel.isa }) &&
             drawn(frame.querySelector(".chart"), panel));
     }
   }
