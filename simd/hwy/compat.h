@@ -40,6 +40,18 @@ HWY_INLINE Floats MaxDroppingNaN(FloatTag df, Floats x, Floats clean) {
   return hn::Max(x, clean);
 }
 
+// sum + a * b where sum and its result share a register. Where a loop needs all 16, gcc 12 otherwise picks the form that
+// overwrites a factor, and pays with copies, repeated loads or spills.
+template <class V>
+HWY_INLINE V MulAddInPlace(V a, V b, V sum) {
+#if HWY_TARGET == HWY_AVX2
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.raw) : "x"(a.raw), "x"(b.raw));
+  return sum;
+#else
+  return hn::MulAdd(a, b, sum);
+#endif
+}
+
 // Asks for a cache line. It never faults, so the address may lie beyond the operand.
 HWY_INLINE void PrefetchLine(const void* address) {
   __builtin_prefetch(address, 0, 3);

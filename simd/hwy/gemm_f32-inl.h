@@ -22,11 +22,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 // sums wait in C. A smaller block of k, with a panel's part in the first-level cache, was no faster: its stores and loads of
 // sums cost what it won.
 constexpr std::int64_t kBlockK = 768;
-constexpr std::int64_t kBlockABytes = 320 * 1024;
-constexpr std::int64_t kMaxBlockRows = 24 * kRowTile;
-constexpr std::int64_t kBufferedRows = 4 * kRowTile;
-// How far few rows prefetch W, in each of the panels that they pass over side by side.
-constexpr std::int64_t kPrefetchBytes = 256;
+constexpr std::int64_t kBlockABytes = (kSixteenWithFma ? 208 : 320) * 1024;
+constexpr std::int64_t kMaxBlockRows = 192;
+constexpr std::int64_t kBufferedRows = 32;
+// How far few rows prefetch W: in each of the panels that they pass over side by side, in a panel alone.
+constexpr std::int64_t kPrefetchBytes = 256, kPrefetchAloneBytes = kSixteenWithFma ? 1024 : 256;
 constexpr std::int64_t kMaxPanels = 4;
 
 alignas(64) constexpr float kZeros[kMaxPanels * kPanelWidth] = {};
@@ -70,9 +70,9 @@ void FinishAny(const GemmF32Args& args, const float* sums, std::int64_t sums_str
   }
 }
 
-#define POLYHEAD_TILE_ROWS_6(vectors)                                                                             \
-  ComputeTile<1, vectors, 1>, ComputeTile<2, vectors, 1>, ComputeTile<3, vectors, 1>, ComputeTile<4, vectors, 1>, \
-      ComputeTile<5, vectors, 1>, ComputeTile<6, vectors, 1>
+#define POLYHEAD_TILE_ROWS_4(vectors) \
+  ComputeTile<1, vectors, 1>, ComputeTile<2, vectors, 1>, ComputeTile<3, vectors, 1>, ComputeTile<4, vectors, 1>
+#define POLYHEAD_TILE_ROWS_6(vectors) POLYHEAD_TILE_ROWS_4(vectors), ComputeTile<5, vectors, 1>, ComputeTile<6, vectors, 1>
 #define POLYHEAD_TILE_ROWS_8(vectors) POLYHEAD_TILE_ROWS_6(vectors), ComputeTile<7, vectors, 1>, ComputeTile<8, vectors, 1>
 
 // The tile of so many vectors and rows, for panels one at a time.
@@ -82,11 +82,15 @@ HWY_INLINE GemmTileFunction TileFor(std::int64_t vectors, std::int64_t rows) {
 #elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
   static constexpr GemmTileFunction kTiles[3][8] = {
       {POLYHEAD_TILE_ROWS_8(1)}, {POLYHEAD_TILE_ROWS_8(2)}, {POLYHEAD_TILE_ROWS_8(3)}};
+#elif HWY_TARGET == HWY_AVX2
+  static constexpr GemmTileFunction kTiles[3][8] = {
+      {POLYHEAD_TILE_ROWS_8(1)}, {POLYHEAD_TILE_ROWS_6(2)}, {POLYHEAD_TILE_ROWS_4(3)}};
 #else
   static constexpr GemmTileFunction kTiles[2][6] = {{POLYHEAD_TILE_ROWS_6(1)}, {POLYHEAD_TILE_ROWS_6(2)}};
 #endif
   return kTiles[vectors - 1][rows - 1];
 }
+#undef POLYHEAD_TILE_ROWS_4
 #undef POLYHEAD_TILE_ROWS_6
 #undef POLYHEAD_TILE_ROWS_8
 
@@ -99,17 +103,18 @@ struct FewRowsTile {
 HWY_INLINE FewRowsTile FewRowsTileFor(std::int64_t rows, [[maybe_unused]] std::int64_t panels) {
 #if !HWY_HAVE_SCALABLE
   constexpr int kV = kPanelVectors;
-  if constexpr (kManyRegisters) {
-    if (rows == 1 && panels >= 4) return {ComputeTile<1, kV, 4>, 4};
-    if (rows == 2 && panels >= 3) return {ComputeTile<2, kV, 3>, 3};
-    if (rows == 4 && panels >= 2) return {ComputeTile<4, kV, 2>, 2};
+  if (rows == 1 && panels >= 4) return {ComputeTile<1, kV, 4>, 4};
+  if constexpr (kSixteenWithFma) {
+    if (rows == 2 && panels >= 2) return {ComputeTile<2, kV, 2>, 2};
   } else {
-    if (rows == 1 && panels >= 4) return {ComputeTile<1, kV, 4>, 4};
     if (rows == 2 && panels >= 3) return {ComputeTile<2, kV, 3>, 3};
+    if (rows == 2 && panels >= 2) return {ComputeTile<2, kV, 2>, 2};
+    if (rows == 3 && panels >= 2) return {ComputeTile<3, kV, 2>, 2};
+  }
+  if constexpr (kManyRegisters) {
+    if (rows == 4 && panels >= 2) return {ComputeTile<4, kV, 2>, 2};
   }
   if (rows == 1 && panels >= 2) return {ComputeTile<1, kV, 2>, 2};
-  if (rows == 2 && panels >= 2) return {ComputeTile<2, kV, 2>, 2};
-  if (rows == 3 && panels >= 2) return {ComputeTile<3, kV, 2>, 2};
 #endif
   return {TileFor(kPanelVectors, rows), 1};
 }
@@ -170,13 +175,15 @@ HWY_INLINE void FetchRows(const float* c, std::ptrdiff_t stride, std::int64_t ro
 // wanted after this one.
 void ComputePanel(const GemmF32Args& args, const Panel& panel, std::int64_t row, std::int64_t rows, std::int64_t k_begin,
                   std::int64_t k_end, Partial partial, const float* next) {
-  alignas(64) float sums[kRowTile * kPanelWidth];
+  alignas(64) float sums[kMostTileRows * kPanelWidth];
   alignas(64) float bias_buffer[kPanelWidth];
   const bool first = k_begin == 0;
   const bool last = k_end == args.k;
   const bool finish = last && NeedsFinish(args, panel);
   const std::ptrdiff_t sums_stride = kPanelWidth * kFloatBytes;
-  const std::int64_t tiles = (rows + kRowTile - 1) / kRowTile;
+  const std::int64_t vectors = HWY_HAVE_SCALABLE ? 1 : panel.padded * kPanelVectors / kPanelWidth;
+  const std::int64_t most_rows = TileRows(vectors);
+  const std::int64_t tiles = (rows + most_rows - 1) / most_rows;
 
   GemmTile tile;
   tile.b = panel.packed + k_begin * panel.padded;
@@ -192,17 +199,17 @@ void ComputePanel(const GemmF32Args& args, const Panel& panel, std::int64_t row,
   tile.prefetch = reinterpret_cast<const char*>(next);
   const float* bias = first ? PaddedBias(args, panel.column, panel.columns, panel.padded, bias_buffer) : nullptr;
   for (std::int64_t i = 0; i < rows;) {
-    // Full tiles, and the last two share what is left: 13 rows are 6 + 4 + 3, since a tile of one row runs at a sixth.
+    // Full tiles, and the last two share what is left: 9 rows are 4 + 3 + 2, since a tile of one row runs at a third.
     const std::int64_t left = rows - i;
-    const std::int64_t tile_rows = left >= 2 * kRowTile || left == kRowTile ? kRowTile
-                                   : left > kRowTile                        ? (left + 1) / 2
-                                                                            : left;
+    const std::int64_t tile_rows = left >= 2 * most_rows || left == most_rows ? most_rows
+                                   : left > most_rows                         ? (left + 1) / 2
+                                                                              : left;
     float* const waiting = RowOf(partial.first, partial.stride, i);
     tile.a = RowOf(args.a, args.a_stride, row + i) + k_begin;
     tile.start = first ? bias : waiting;
     tile.out = finish ? sums : last ? RowOf(args.c, args.c_stride, row + i) + panel.column : waiting;
     FetchRows(RowOf(args.c, args.c_stride, row + i + tile_rows) + panel.column, args.c_stride, kRowTile);
-    TileFor(HWY_HAVE_SCALABLE ? 1 : panel.padded * kPanelVectors / kPanelWidth, tile_rows)(tile);
+    TileFor(vectors, tile_rows)(tile);
     if (finish) FinishAny(args, sums, kPanelWidth, row + i, tile_rows, panel.column, panel.columns);
     tile.prefetch += tile.k * tile.prefetch_stride;
     i += tile_rows;
@@ -238,7 +245,7 @@ void ComputeFewRows(const GemmF32Args& args) {
     tile.b = args.packed + column * args.k;
     tile.b_stride = kPanelWidth;
     tile.b_panel = kPanelWidth * args.k;
-    tile.prefetch = reinterpret_cast<const char*>(tile.b) + kPrefetchBytes;
+    tile.prefetch = reinterpret_cast<const char*>(tile.b) + (few.panels == 1 ? kPrefetchAloneBytes : kPrefetchBytes);
     tile.prefetch_stride = kPanelWidth * kFloatBytes;
     tile.start = args.bias ? args.bias + column : kZeros;
     tile.start_stride = 0;

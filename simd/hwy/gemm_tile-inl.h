@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "simd/hwy/compat.h"
@@ -14,15 +15,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr std::int64_t kFloatBytes = sizeof(float);
 constexpr std::int64_t kLineBytes = 64;  // of a cache
+constexpr int kMostTileRows = 8;
 
 // out[i][j] = start[i][j] + sum_k a[i][k] * b[k][j], k ascending. Strides of rows are in bytes.
 struct GemmTile {
   const float* a;
   std::ptrdiff_t a_stride;
   const float* b;           // row k of the panel at b + k * b_stride
-  std::ptrdiff_t b_stride;  // floats
+  std::ptrdiff_t b_stride;  // floats; the width of a panel in the tile
   std::ptrdiff_t b_panel;   // floats from one panel to the next, for tiles of several panels
-  const char* prefetch;     // while row k is used, the lines of W at prefetch + k * prefetch_stride are brought in
+  const char* prefetch;     // while row k is used, W around prefetch + k * prefetch_stride is brought in
   std::ptrdiff_t prefetch_stride;
   const float* start;  // the bias (stride 0) or the partial sums of earlier k
   std::ptrdiff_t start_stride;
@@ -47,6 +49,10 @@ constexpr int kRowTile = 8;
 constexpr int kPanelWidth = 32;
 constexpr int kPanelVectors = 1;
 constexpr int kFewRows = 0;
+constexpr bool kSixteenWithFma = false;
+HWY_INLINE std::int64_t TileRows(std::int64_t) {
+  return kRowTile;
+}
 HWY_INLINE std::int64_t PaddedColumns(std::int64_t) {
   return kPanelWidth;
 }
@@ -112,14 +118,24 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
 
 using GemmTag = hn::ScalableTag<float>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(GemmTag()));
-// 32 registers: 8 rows x 3 vectors = 24 accumulators, 3 of B, 1 of A. 16 registers: 6 x 2 = 12 accumulators, 2 of B, 1 of A.
+// 32 registers: 8 rows x 3 vectors = 24 accumulators, 3 of B, 1 of A. 16 registers: 4 x 3 = 12 accumulators, 3 of B, 1 of A,
+// which loads less for its 12 multiply-adds than 6 x 2 does; where a product needs a register of its own, 6 x 2.
 constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON;
-constexpr int kRowTile = kManyRegisters ? 8 : 6;
-constexpr int kPanelVectors = kManyRegisters ? 3 : 2;
+constexpr bool kSixteenWithFma = HWY_TARGET == HWY_AVX2;
+constexpr int kRowTile = kManyRegisters ? 8 : kSixteenWithFma ? 4 : 6;
+constexpr int kPanelVectors = kManyRegisters || kSixteenWithFma ? 3 : 2;
 constexpr int kPanelWidth = kPanelVectors * kLanes;
 // Up to so many rows in all, a tile spans several panels: a chain of multiply-adds takes one step in 4 cycles, so one row of
 // one panel would leave the multipliers idle, and summing in several streams over k would change the bits.
-constexpr int kFewRows = kManyRegisters ? 4 : 3;
+constexpr int kFewRows = kManyRegisters || kSixteenWithFma ? 4 : 3;
+// Steps of k in one turn of the loop: 25 instructions for 12 multiply-adds become 20. It shows where a core's issue slots are
+// shared with another hardware thread's, hardly on a core alone. Tiles of several panels are bound by memory.
+template <int kPanels>
+constexpr int kUnroll = kSixteenWithFma ? (kPanels > 1 ? 2 : 4) : 1;
+// The most rows of a tile of so many vectors: 8 x 1, 6 x 2, 4 x 3 with 16 registers.
+HWY_INLINE std::int64_t TileRows(std::int64_t vectors) {
+  return kSixteenWithFma ? (vectors == 1 ? 8 : vectors == 2 ? 6 : 4) : kRowTile;
+}
 HWY_INLINE std::int64_t PaddedColumns(std::int64_t columns) {
   return (columns + kLanes - 1) / kLanes * kLanes;
 }
@@ -140,44 +156,66 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
   HWY_UNROLL(8)
   for (int i = 0; i < kRows; ++i) a[i] = RowOf(tile.a, tile.a_stride, i);
   const float* b = tile.b;
-  const std::ptrdiff_t b_stride = tile.b_stride;
   const std::ptrdiff_t b_panel = tile.b_panel;
   const char* prefetch = tile.prefetch;
-  const std::ptrdiff_t prefetch_stride = tile.prefetch_stride;
+  constexpr int kTurn = kUnroll<kPanels>;
+  const std::ptrdiff_t prefetch_step = kTurn * tile.prefetch_stride;
   const std::int64_t k_end = tile.k;
-  for (std::int64_t k = 0; k < k_end; ++k) {
+  constexpr int kWidth = kVectors * kLanes;
+  std::int64_t k = 0;
+  const auto multiply = [&](auto steps) HWY_ATTR {
+    constexpr int kSteps = decltype(steps)::value;
     HWY_UNROLL(8)
-    for (int p = 0; p < kPanels; ++p) {
-      HWY_UNROLL(8)
-      for (std::int64_t j = 0; j < kVectors * kLanes * kFloatBytes; j += kLineBytes) {
-        PrefetchLine(prefetch + p * b_panel * kFloatBytes + j);
-      }
-    }
-    prefetch += prefetch_stride;
-    // The fewer of both operands are held in registers, the others pass through one.
-    if constexpr (kRows < kColumns) {
-      V a_row[kRows];
-      HWY_UNROLL(8)
-      for (int i = 0; i < kRows; ++i) a_row[i] = hn::Set(d, a[i][k]);
-      HWY_UNROLL(24)
-      for (int j = 0; j < kColumns; ++j) {
-        const V b_column = hn::Load(d, b + j / kVectors * b_panel + j % kVectors * kLanes);
+    for (int s = 0; s < kSteps; ++s) {
+      const auto load = [&](int j)
+                            HWY_ATTR { return hn::Load(d, b + s * kWidth + j / kVectors * b_panel + j % kVectors * kLanes); };
+      // The fewer of both operands are held in registers, the others pass through one.
+      if constexpr (kRows < kColumns) {
+        V a_row[kRows];
         HWY_UNROLL(8)
-        for (int i = 0; i < kRows; ++i) c[i][j] = hn::MulAdd(a_row[i], b_column, c[i][j]);
-      }
-    } else {
-      V b_column[kColumns];
-      HWY_UNROLL(24)
-      for (int j = 0; j < kColumns; ++j) b_column[j] = hn::Load(d, b + j / kVectors * b_panel + j % kVectors * kLanes);
-      HWY_UNROLL(8)
-      for (int i = 0; i < kRows; ++i) {
-        const V a_row = hn::Set(d, a[i][k]);
+        for (int i = 0; i < kRows; ++i) a_row[i] = hn::Set(d, a[i][k + s]);
         HWY_UNROLL(24)
-        for (int j = 0; j < kColumns; ++j) c[i][j] = hn::MulAdd(a_row, b_column[j], c[i][j]);
+        for (int j = 0; j < kColumns; ++j) {
+          const V b_column = load(j);
+          HWY_UNROLL(8)
+          for (int i = 0; i < kRows; ++i) c[i][j] = MulAddInPlace(a_row[i], b_column, c[i][j]);
+        }
+      } else {
+        V b_column[kColumns];
+        HWY_UNROLL(24)
+        for (int j = 0; j < kColumns; ++j) b_column[j] = load(j);
+        HWY_UNROLL(8)
+        for (int i = 0; i < kRows; ++i) {
+          const V a_row = hn::Set(d, a[i][k + s]);
+          HWY_UNROLL(24)
+          for (int j = 0; j < kColumns; ++j) c[i][j] = MulAddInPlace(a_row, b_column[j], c[i][j]);
+        }
       }
     }
-    b += b_stride;
+    b += kSteps * kWidth;
+    k += kSteps;
+  };
+  using Turn = std::integral_constant<int, kTurn>;
+  if (kPanels == 1 && prefetch_step <= kLineBytes) {
+    while (k + kTurn <= k_end) {
+      PrefetchLine(prefetch);
+      prefetch += prefetch_step;
+      multiply(Turn());
+    }
+  } else {
+    while (k + kTurn <= k_end) {
+      HWY_UNROLL(8)
+      for (int p = 0; p < kPanels; ++p) {
+        HWY_UNROLL(8)
+        for (std::int64_t j = 0; j < kTurn * kWidth * kFloatBytes; j += kLineBytes) {
+          PrefetchLine(prefetch + p * b_panel * kFloatBytes + j);
+        }
+      }
+      prefetch += prefetch_step;
+      multiply(Turn());
+    }
   }
+  while (k < k_end) multiply(std::integral_constant<int, 1>());
   HWY_UNROLL(8)
   for (int i = 0; i < kRows; ++i) {
     float* out = RowOf(tile.out, tile.out_stride, i);

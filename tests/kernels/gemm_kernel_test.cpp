@@ -142,9 +142,10 @@ TEST_P(GemmKernelTest, MatchesFloat64AroundEveryTileEdge) {
     kernel().run(args);
     expect_close(product, with_bias);
   };
-  // Every M up to two tiles and beyond, with an N that has whole panels, groups of panels and a remainder.
-  for (std::int64_t m = 0; m <= 2 * tile + 2; ++m) {
-    for (const std::int64_t n : {std::int64_t{1}, width, 7 * width + 3}) check(m, n, 19, m % 2 == 0);
+  // Every M up to two tiles and beyond (those of a narrow panel have up to 8 rows), with an N that has whole panels, groups of
+  // panels and a remainder of one or more vectors.
+  for (std::int64_t m = 0; m <= 2 * std::max<std::int64_t>(tile, 8) + 2; ++m) {
+    for (const std::int64_t n : {std::int64_t{1}, width - width / 3, width, 7 * width + 3}) check(m, n, 19, m % 2 == 0);
   }
   // Every N up to two panels.
   for (std::int64_t n = 1; n <= 2 * width + 1; ++n) {
@@ -152,11 +153,11 @@ TEST_P(GemmKernelTest, MatchesFloat64AroundEveryTileEdge) {
   }
   for (const std::int64_t n : around({4 * width, 6 * width})) check(3, n, 33, true);
   // K around the blocks of k and the packing's steps, for few rows and for several tiles.
-  for (const std::int64_t k : around({2, 4, 8, 16, 32, 256, 512, 768})) {
+  for (const std::int64_t k : around({2, 5, 8, 16, 32, 256, 512, 768})) {
     for (const std::int64_t m : {std::int64_t{1}, tile, 2 * tile + 1}) check(m, width + 5, k, true);
   }
   // M around blocks of rows.
-  for (const std::int64_t m : around({16 * tile, 32 * tile})) check(m, width + 1, 300, true);
+  for (const std::int64_t m : around({16 * tile, 32 * tile, 48 * tile})) check(m, width + 1, 300, true);
   check(5 * tile + 1, 2 * width, 3000, false);
 }
 
