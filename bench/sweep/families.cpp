@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <set>
 
+#include "dispatch/kernel_table.hpp"
 #include "support/attention_case.hpp"
+#include "support/gemm_case.hpp"
 
 namespace polyhead::bench {
 namespace {
@@ -40,6 +42,22 @@ SweepFamily attention_family(const std::string& name, const std::string& unit, c
     AttentionWorkload workload = fixed;
     edit(workload, size);
     return std::make_unique<AttentionCase>(workload, runtime);
+  };
+  return family;
+}
+
+// Rows through one packed square matrix.
+SweepFamily gemm_family(const std::string& name, std::int64_t width, std::vector<std::int64_t> sizes) {
+  SweepFamily family;
+  family.name = name;
+  family.description = "gemm, n=" + std::to_string(width) + ",k=" + std::to_string(width);
+  family.unit = "rows";
+  family.sizes = std::move(sizes);
+  auto weights = std::make_shared<std::shared_ptr<const GemmWeights>>();  // made by the first size
+  family.make = [width, weights](std::int64_t size, const Runtime& runtime) {
+    const simd::GemmKernel& kernel = *dispatch::kernel_table(runtime.isa()).gemm_f32;
+    if (*weights == nullptr) *weights = std::make_shared<GemmWeights>(kernel, width, width);
+    return std::make_unique<GemmCase>(kernel, GemmShape{size, width, width}, runtime.threads(), *weights);
   };
   return family;
 }
@@ -83,6 +101,8 @@ std::vector<SweepFamily> sweep_families() {
       attention_family("head-size-decode", "channels", "h=8,t=1,s=512,d=1", set_head_dim, every(1, 256)),
       attention_family("heads", "heads", "h=1,t=64,s=128,d=64", set_heads, every(1, 96)),
       attention_family("batch", "sequences", "b=1,h=1,t=16,s=16,d=64", set_batch, every(1, 96)),
+      gemm_family("gemm-rows", 768, every(1, 200)),
+      gemm_family("gemm-rows-large", 4096, around_multiples(16, 48, 200)),
   };
 }
 
