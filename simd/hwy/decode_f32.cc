@@ -6,7 +6,7 @@
 namespace polyhead::simd::HWY_NAMESPACE {
 
 extern const AttentionKernel decode_f32;
-const AttentionKernel decode_f32 = {POLYHEAD_KERNEL_NAME("decode_f32"), DecodeRun::kRows, kDecodeKeyBlock, &DecodeScratchBytes,
-                                    &RunDecode};
+const AttentionKernel decode_f32 = {POLYHEAD_KERNEL_NAME("decode_f32"), DecodeRun<false>::kRows, kDecodeKeyBlock,
+                                    &DecodeScratchBytes, &RunDecode};
 
 }  // namespace polyhead::simd::HWY_NAMESPACE

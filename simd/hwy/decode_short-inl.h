@@ -1,0 +1,215 @@
+// Tiles of decode_f32 for short rows of K and V: keys follow one another, sums stay in registers over all keys of a block, and
+// what comes next is asked for while the block is computed with. Handling single keys, as decode_tile-inl.h does, would cost
+// more there than its streams win.
+#pragma once
+
+#include "simd/hwy/decode_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+namespace {
+
+constexpr size_t kShortRow = 48;  // floats
+constexpr size_t kShortRowBlock = 64;
+constexpr size_t kPrefetchRows = 4;
+
+// Four keys that follow one another.
+struct ScoreQuad {
+  const float* key[4];
+  const float* query;  // rows of query_floats floats, scaled, padded with zeros to whole vectors
+  size_t query_floats;
+  size_t head_dim;
+  float* scores;  // rows of kDecodeKeyBlock floats
+};
+
+#if HWY_HAVE_SCALABLE
+
+struct ShortRowLimits {
+  static constexpr size_t kScoreRows = 1;
+  static constexpr size_t kValueRows = 1;
+  static constexpr size_t ValueVectors(size_t) { return 4; }
+};
+
+template <size_t kRows>
+static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad& quad) {
+  static_assert(kRows == 1, "vectors without a size can't be array elements");
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  Floats a = hn::Zero(df), b = a, c = a, e = a;
+  for (size_t d = 0; d < quad.head_dim; d += lanes) {
+    const auto valid = hn::FirstN(df, quad.head_dim - d);
+    const Floats q = hn::Load(df, quad.query + d);
+    a = hn::MulAdd(hn::MaskedLoad(valid, df, quad.key[0] + d), q, a);
+    b = hn::MulAdd(hn::MaskedLoad(valid, df, quad.key[1] + d), q, b);
+    c = hn::MulAdd(hn::MaskedLoad(valid, df, quad.key[2] + d), q, c);
+    e = hn::MulAdd(hn::MaskedLoad(valid, df, quad.key[3] + d), q, e);
+  }
+  StoreFourSums(df, a, b, c, e, quad.scores);
+}
+
+#else  // vectors with a size
+
+// Registers: scores kRows * 4 sums + 4 keys + 1 query; values kRows * kVectors sums + kVectors values + 1 weight.
+struct ShortRowLimits {
+  static constexpr bool kManyRegisters = (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3) || HWY_ARCH_ARM;
+  static constexpr size_t kScoreRows = kManyRegisters ? 4 : 2;
+  static constexpr size_t kValueRows = 4;
+  static constexpr size_t ValueVectors(size_t rows) {
+    return rows == 1 ? 8 : kManyRegisters ? (rows == 2 ? 8 : 4) : rows == 2 ? 4 : rows == 3 ? 3 : 2;
+  }
+};
+
+template <size_t kRows>
+static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad& quad) {
+  const FloatTag df;
+  Floats sum[kRows][4];
+  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] =
+      hn::Zero(df);
+  const float* HWY_RESTRICT query = quad.query;
+  size_t d = 0;
+  for (; d + kFloatLanes <= quad.head_dim; d += kFloatLanes) {
+    Floats k[4];
+    POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) k[i] = hn::LoadU(df, quad.key[i] + d);
+    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+      const Floats q = hn::Load(df, query + row * quad.query_floats + d);
+      POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
+    }
+  }
+  if (d < quad.head_dim) {
+    Floats k[4];
+    POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) k[i] = LoadPartial(df, quad.key[i] + d, quad.head_dim - d);
+    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+      const Floats q = hn::Load(df, query + row * quad.query_floats + d);
+      POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
+    }
+  }
+  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+    StoreFourSums(df, sum[row][0], sum[row][1], sum[row][2], sum[row][3], quad.scores + row * kDecodeKeyBlock);
+  }
+}
+
+#endif  // HWY_HAVE_SCALABLE
+
+template <size_t kRows = ShortRowLimits::kScoreRows>
+HWY_INLINE void ScoresOfShortRows(ScoreQuad quad, size_t rows) {
+  for (; rows >= kRows; rows -= kRows) {
+    ScoresOfNeighbours<kRows>(quad);
+    quad.query += kRows * quad.query_floats;
+    quad.scores += kRows * kDecodeKeyBlock;
+  }
+  if constexpr (kRows > 1) {
+    if (rows > 0) ScoresOfShortRows<kRows - 1>(quad, rows);
+  }
+}
+
+// Sums of a few rows over a few vectors of value columns.
+struct ValueStrip {
+  const float* value;
+  std::ptrdiff_t value_stride;
+  size_t keys;
+  const float* weights;  // rows of kDecodeKeyBlock floats
+  const float* alpha;    // [row]
+  float* sums;           // rows of sum_floats floats
+  size_t sum_floats;
+  const float* next_key;  // nullptr: nothing to fetch
+  std::ptrdiff_t key_stride;
+  size_t head_dim;
+};
+
+#if HWY_HAVE_SCALABLE
+
+template <size_t kRows, size_t kVectors>
+static HWY_NOINLINE void AddStrip(const ValueStrip& strip, size_t columns) {
+  static_assert(kRows == 1, "vectors without a size can't be array elements");
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  const auto valid0 = hn::FirstN(df, columns);
+  const auto valid1 = hn::FirstN(df, columns > lanes ? columns - lanes : 0);
+  const auto valid2 = hn::FirstN(df, columns > 2 * lanes ? columns - 2 * lanes : 0);
+  const auto valid3 = hn::FirstN(df, columns > 3 * lanes ? columns - 3 * lanes : 0);
+  const size_t at1 = kVectors > 1 ? lanes : 0, at2 = kVectors > 2 ? 2 * lanes : 0, at3 = kVectors > 3 ? 3 * lanes : 0;
+  const Floats alpha = hn::Set(df, strip.alpha[0]);
+  Floats c0 = hn::Mul(alpha, hn::Load(df, strip.sums)), c1 = hn::Mul(alpha, hn::Load(df, strip.sums + at1));
+  Floats c2 = hn::Mul(alpha, hn::Load(df, strip.sums + at2)), c3 = hn::Mul(alpha, hn::Load(df, strip.sums + at3));
+  const float* HWY_RESTRICT value = strip.value;
+  for (size_t key = 0; key < strip.keys; ++key, value = Offset(value, strip.value_stride)) {
+    const Floats p = hn::Set(df, strip.weights[key]);
+    c0 = hn::MulAdd(p, hn::MaskedLoad(valid0, df, value), c0);
+    if (kVectors > 1) c1 = hn::MulAdd(p, hn::MaskedLoad(valid1, df, value + at1), c1);
+    if (kVectors > 2) c2 = hn::MulAdd(p, hn::MaskedLoad(valid2, df, value + at2), c2);
+    if (kVectors > 3) c3 = hn::MulAdd(p, hn::MaskedLoad(valid3, df, value + at3), c3);
+  }
+  hn::Store(c0, df, strip.sums);
+  if (kVectors > 1) hn::Store(c1, df, strip.sums + at1);
+  if (kVectors > 2) hn::Store(c2, df, strip.sums + at2);
+  if (kVectors > 3) hn::Store(c3, df, strip.sums + at3);
+}
+
+#else  // vectors with a size
+
+// `columns` value columns; only the last vector may be incomplete.
+template <size_t kRows, size_t kVectors>
+static HWY_NOINLINE void AddStrip(const ValueStrip& strip, size_t columns) {
+  const FloatTag df;
+  Floats sum[kRows][kVectors];
+  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+    const Floats alpha = hn::Set(df, strip.alpha[row]);
+    POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j) {
+      sum[row][j] = hn::Mul(alpha, hn::Load(df, strip.sums + row * strip.sum_floats + j * kFloatLanes));
+    }
+  }
+  const float* HWY_RESTRICT value = strip.value;
+  const float* HWY_RESTRICT weights = strip.weights;
+  const size_t rest = columns % kFloatLanes;
+  for (size_t key = 0; key < strip.keys; ++key, value = Offset(value, strip.value_stride)) {
+    if (strip.next_key && key % kPrefetchRows == 0) {
+      PrefetchRows(Offset(strip.next_key, static_cast<std::ptrdiff_t>(key) * strip.key_stride), strip.key_stride, kPrefetchRows,
+                   strip.head_dim);
+    }
+    Floats v[kVectors];
+    POLYHEAD_UNROLL for (size_t j = 0; j + 1 < kVectors; ++j) v[j] = hn::LoadU(df, value + j * kFloatLanes);
+    const float* last = value + (kVectors - 1) * kFloatLanes;
+    v[kVectors - 1] = HWY_LIKELY(rest == 0) ? hn::LoadU(df, last) : LoadPartial(df, last, rest);
+    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+      const Floats p = hn::Set(df, weights[row * kDecodeKeyBlock + key]);
+      POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j) sum[row][j] = hn::MulAdd(p, v[j], sum[row][j]);
+    }
+  }
+  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j)
+      hn::Store(sum[row][j], df, strip.sums + row * strip.sum_floats + j * kFloatLanes);
+}
+
+#endif  // HWY_HAVE_SCALABLE
+
+template <size_t kRows, size_t kVectors = ShortRowLimits::ValueVectors(kRows)>
+HWY_INLINE void AddColumnsOfStrip(ValueStrip strip, size_t columns) {
+  const size_t whole = kVectors * hn::Lanes(FloatTag());
+  while (columns + hn::Lanes(FloatTag()) > whole) {
+    const size_t taken = HWY_MIN(columns, whole);
+    AddStrip<kRows, kVectors>(strip, taken);
+    strip.value += taken;
+    strip.sums += taken;
+    strip.next_key = nullptr;
+    columns -= taken;
+    if (columns == 0) return;
+  }
+  if constexpr (kVectors > 1) AddColumnsOfStrip<kRows, kVectors - 1>(strip, columns);
+}
+
+template <size_t kRows = ShortRowLimits::kValueRows>
+HWY_INLINE void AddShortValues(ValueStrip strip, size_t rows, size_t columns) {
+  for (; rows >= kRows; rows -= kRows) {
+    AddColumnsOfStrip<kRows>(strip, columns);
+    strip.weights += kRows * kDecodeKeyBlock;
+    strip.alpha += kRows;
+    strip.sums += kRows * strip.sum_floats;
+    strip.next_key = nullptr;
+  }
+  if constexpr (kRows > 1) {
+    if (rows > 0) AddShortValues<kRows - 1>(strip, rows, columns);
+  }
+}
+
+}  // namespace
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,295 @@
+// Tiles of decode_f32: a few keys x a few rows.
+//
+// A block's keys are taken in four streams: key 0, 64, 128, 192, then 1, 65, 129, 193 and so on. The processor fetches ahead by
+// itself along each as long as the rows that are read together lie in different pages; rows of one page, read side by side,
+// stop it, and a single stream waits at the start of every page. Asking for lines on top of that lost, at any distance.
+#pragma once
+
+#include "simd/hwy/compat.h"
+#include "simd/hwy/partial_vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+namespace {
+
+constexpr size_t kDecodeKeyBlock = 256;
+constexpr size_t kKeyStreams = 4;
+constexpr size_t kStreamKeys = kDecodeKeyBlock / kKeyStreams;
+
+// Tiles of scores may take the last keys of an order more than once.
+constexpr size_t kSpareKeys = 3;
+
+// The keys [begin, end) of a block, begin < end, in the order in which their values are added up. Leaving out keys that no row
+// sees keeps the order of the others. Returns their number.
+constexpr size_t OrderKeys(size_t begin, size_t end, std::uint16_t* to) {
+  const size_t first = begin / kStreamKeys * kStreamKeys;
+  size_t count = 0;
+  if (end - first <= kStreamKeys) {
+    for (; begin + count < end; ++count) to[count] = static_cast<std::uint16_t>(begin + count);
+  } else {
+    for (size_t i = 0; i < kStreamKeys; ++i) {
+      size_t key = first + i;
+      if (key < begin) key += kStreamKeys;
+      for (; key < end; key += kStreamKeys) to[count++] = static_cast<std::uint16_t>(key);
+    }
+  }
+  for (size_t i = 0; i < kSpareKeys; ++i) to[count + i] = to[count - 1];
+  return count;
+}
+
+struct OrderOfWholeBlock {
+  constexpr OrderOfWholeBlock() { OrderKeys(0, kDecodeKeyBlock, keys); }
+  std::uint16_t keys[kDecodeKeyBlock + kSpareKeys] = {};
+};
+constexpr OrderOfWholeBlock kOrderOfWholeBlock;
+
+#if !HWY_HAVE_SCALABLE
+// The sum of a vector's groups of four lanes.
+template <class D>
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> AddQuarters(D, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return AddQuarters(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+#endif
+
+// The lane sums of four vectors, each to its place: lanes four apart first, then neighbours, whichever of the four it is.
+HWY_INLINE void StoreFourSums(FloatTag df, Floats a, Floats b, Floats c, Floats d, float* HWY_RESTRICT sums) {
+#if HWY_HAVE_SCALABLE
+  sums[0] = hn::GetLane(hn::SumOfLanes(df, a));
+  sums[1] = hn::GetLane(hn::SumOfLanes(df, b));
+  sums[2] = hn::GetLane(hn::SumOfLanes(df, c));
+  sums[3] = hn::GetLane(hn::SumOfLanes(df, d));
+#else
+  const Floats ac = hn::Add(hn::InterleaveLower(df, a, c), hn::InterleaveUpper(df, a, c));
+  const Floats bd = hn::Add(hn::InterleaveLower(df, b, d), hn::InterleaveUpper(df, b, d));
+  const Floats abcd = hn::Add(hn::InterleaveLower(df, ac, bd), hn::InterleaveUpper(df, ac, bd));  // in every 128 bits
+  hn::StoreU(AddQuarters(df, abcd), hn::CappedTag<float, 4>(), sums);
+#endif
+}
+
+// A few keys' scores.
+struct ScoreTile {
+  const float* key;  // of key 0 of the block
+  std::ptrdiff_t key_stride;
+  const std::uint16_t* keys;  // the tile's
+  const float* query;         // rows of query_floats floats, scaled, padded with zeros to whole vectors
+  size_t query_floats;
+  size_t head_dim;
+  float* scores;  // rows of kDecodeKeyBlock floats
+};
+
+// Some keys' weighted values.
+struct ValueRun {
+  const float* value;  // of key 0 of the block
+  std::ptrdiff_t value_stride;
+  const std::uint16_t* keys;
+  size_t key_count;
+  const float* weights;  // rows of kDecodeKeyBlock floats
+  float* sums;           // rows of sum_floats floats
+  size_t sum_floats;
+  size_t columns;
+};
+
+#if HWY_HAVE_SCALABLE
+
+struct DecodeLimits {
+  static constexpr size_t kRows = 1;
+  static constexpr size_t ScoreKeys(size_t) { return 4; }
+  static constexpr size_t ValueKeys(size_t) { return 4; }
+};
+
+template <size_t kRows, size_t kKeys>
+static HWY_NOINLINE void ScoresOfKeys(const ScoreTile& tile) {
+  static_assert(kRows == 1 && kKeys == 4, "vectors without a size can't be array elements");
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  const float* key[4];
+  for (size_t i = 0; i < 4; ++i) key[i] = Offset(tile.key, static_cast<std::ptrdiff_t>(tile.keys[i]) * tile.key_stride);
+  Floats a = hn::Zero(df), b = a, c = a, e = a;
+  for (size_t d = 0; d < tile.head_dim; d += lanes) {
+    const auto valid = hn::FirstN(df, tile.head_dim - d);
+    const Floats q = hn::Load(df, tile.query + d);
+    a = hn::MulAdd(hn::MaskedLoad(valid, df, key[0] + d), q, a);
+    b = hn::MulAdd(hn::MaskedLoad(valid, df, key[1] + d), q, b);
+    c = hn::MulAdd(hn::MaskedLoad(valid, df, key[2] + d), q, c);
+    e = hn::MulAdd(hn::MaskedLoad(valid, df, key[3] + d), q, e);
+  }
+  float sums[4];
+  StoreFourSums(df, a, b, c, e, sums);
+  for (size_t i = 0; i < 4; ++i) tile.scores[tile.keys[i]] = sums[i];
+}
+
+template <size_t kRows, size_t kKeys>
+static HWY_NOINLINE void AddValues(const ValueRun& run) {
+  static_assert(kRows == 1 && (kKeys == 1 || kKeys == 4), "vectors without a size can't be array elements");
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  const std::uint16_t* HWY_RESTRICT keys = run.keys;
+  for (size_t i = 0; i + kKeys <= run.key_count; i += kKeys, keys += kKeys) {
+    const float* value[4];
+    Floats weight0 = hn::Set(df, run.weights[keys[0]]), weight1 = weight0, weight2 = weight0, weight3 = weight0;
+    for (size_t k = 0; k < kKeys; ++k) value[k] = Offset(run.value, static_cast<std::ptrdiff_t>(keys[k]) * run.value_stride);
+    if (kKeys == 4) {
+      weight1 = hn::Set(df, run.weights[keys[1]]);
+      weight2 = hn::Set(df, run.weights[keys[2]]);
+      weight3 = hn::Set(df, run.weights[keys[3]]);
+    }
+    for (size_t e = 0; e < run.columns; e += lanes) {
+      const auto valid = hn::FirstN(df, run.columns - e);
+      Floats sum = hn::Load(df, run.sums + e);
+      sum = hn::MulAdd(weight0, hn::MaskedLoad(valid, df, value[0] + e), sum);
+      if (kKeys == 4) {
+        sum = hn::MulAdd(weight1, hn::MaskedLoad(valid, df, value[1] + e), sum);
+        sum = hn::MulAdd(weight2, hn::MaskedLoad(valid, df, value[2] + e), sum);
+        sum = hn::MulAdd(weight3, hn::MaskedLoad(valid, df, value[3] + e), sum);
+      }
+      hn::Store(sum, df, run.sums + e);
+    }
+  }
+}
+
+#else  // vectors with a size
+
+// Registers: scores rows * keys sums + keys + 1 query (or rows queries + 1 key), and a product where there is no fused
+// multiply-add; values rows * keys weights + keys + 1 sum, and a mask.
+struct DecodeLimits {
+  static constexpr bool kManyRegisters = (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3) || HWY_ARCH_ARM;
+  static constexpr bool kFused = HWY_ARCH_ARM || HWY_TARGET <= HWY_AVX2;
+  static constexpr size_t kRows = 4;
+  static constexpr size_t ScoreKeys(size_t rows) {
+    return kManyRegisters || rows <= 2 ? 4 : rows == 3 ? (kFused ? 4 : 2) : kFused ? 3 : 2;
+  }
+  static constexpr size_t ValueKeys(size_t rows) { return kManyRegisters || rows <= 2 ? 4 : 2; }
+};
+
+template <size_t kRows, size_t kKeys>
+static HWY_NOINLINE void ScoresOfKeys(const ScoreTile& tile) {
+  const FloatTag df;
+  Floats sum[kRows][kKeys];
+  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] =
+      hn::Zero(df);
+  const float* key[kKeys];
+  POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) key[i] =
+      Offset(tile.key, static_cast<std::ptrdiff_t>(tile.keys[i]) * tile.key_stride);
+  const float* HWY_RESTRICT query = tile.query;
+  const size_t query_floats = tile.query_floats, head_dim = tile.head_dim;
+  size_t d = 0;
+  for (; d + kFloatLanes <= head_dim; d += kFloatLanes) {
+    Floats k[kKeys];
+    POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = hn::LoadU(df, key[i] + d);
+    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+      const Floats q = hn::Load(df, query + row * query_floats + d);
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
+    }
+  }
+  if (d < head_dim) {
+    Floats k[kKeys];
+    POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = LoadPartial(df, key[i] + d, head_dim - d);
+    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+      const Floats q = hn::Load(df, query + row * query_floats + d);
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
+    }
+  }
+  HWY_ALIGN float sums[4];
+  if constexpr (kRows == 4 && kKeys < 4) {
+    POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) {
+      StoreFourSums(df, sum[0][i], sum[1][i], sum[2][i], sum[3][i], sums);
+      float* HWY_RESTRICT to = tile.scores + tile.keys[i];
+      POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) to[row * kDecodeKeyBlock] = sums[row];
+    }
+  } else {
+    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+      const Floats* s = sum[row];
+      StoreFourSums(df, s[0], s[1 % kKeys], s[2 % kKeys], s[3 % kKeys], sums);
+      float* HWY_RESTRICT to = tile.scores + row * kDecodeKeyBlock;
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) to[tile.keys[i]] = sums[i];
+    }
+  }
+}
+
+// Sums stay in the first-level cache: as many as there are would not fit the registers, and V is read best in whole rows.
+template <size_t kRows, size_t kKeys>
+static HWY_NOINLINE void AddValues(const ValueRun& run) {
+  const FloatTag df;
+  const size_t columns = run.columns, sum_floats = run.sum_floats, rest = columns % kFloatLanes;
+  const std::uint16_t* HWY_RESTRICT keys = run.keys;
+  for (size_t i = 0; i + kKeys <= run.key_count; i += kKeys, keys += kKeys) {
+    const float* value[kKeys];
+    Floats weight[kRows][kKeys];
+    POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) {
+      value[k] = Offset(run.value, static_cast<std::ptrdiff_t>(keys[k]) * run.value_stride);
+      const float* HWY_RESTRICT from = run.weights + keys[k];
+      POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) weight[row][k] = hn::Set(df, from[row * kDecodeKeyBlock]);
+    }
+    float* HWY_RESTRICT sums = run.sums;
+    size_t e = 0;
+    for (; e + kFloatLanes <= columns; e += kFloatLanes) {
+      Floats v[kKeys];
+      POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) v[k] = hn::LoadU(df, value[k] + e);
+      POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+        Floats sum = hn::Load(df, sums + row * sum_floats + e);
+        POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) sum = hn::MulAdd(weight[row][k], v[k], sum);
+        hn::Store(sum, df, sums + row * sum_floats + e);
+      }
+    }
+    if (rest) {
+      Floats v[kKeys];
+      POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) v[k] = LoadPartial(df, value[k] + e, rest);
+      POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
+        Floats sum = hn::Load(df, sums + row * sum_floats + e);
+        POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) sum = hn::MulAdd(weight[row][k], v[k], sum);
+        hn::Store(sum, df, sums + row * sum_floats + e);
+      }
+    }
+  }
+}
+
+#endif  // HWY_HAVE_SCALABLE
+
+// One tile's keys and all rows.
+template <size_t kKeys, size_t kRows = DecodeLimits::kRows>
+HWY_INLINE void ScoresOfRows(ScoreTile tile, size_t rows) {
+  for (; rows >= kRows; rows -= kRows) {
+    ScoresOfKeys<kRows, kKeys>(tile);
+    tile.query += kRows * tile.query_floats;
+    tile.scores += kRows * kDecodeKeyBlock;
+  }
+  if constexpr (kRows > 1) {
+    if (rows > 0) ScoresOfRows<kKeys, kRows - 1>(tile, rows);
+  }
+}
+
+template <size_t kKeys>
+HWY_INLINE void ScoresOfOrder(ScoreTile tile, size_t keys, size_t rows) {
+  for (size_t i = 0; i < keys; i += kKeys, tile.keys += kKeys) ScoresOfRows<kKeys>(tile, rows);
+}
+
+template <size_t kRows>
+HWY_INLINE void AddValuesOfTiles(ValueRun run) {
+  constexpr size_t kKeys = DecodeLimits::ValueKeys(kRows);
+  AddValues<kRows, kKeys>(run);
+  if (HWY_LIKELY(run.key_count % kKeys == 0)) return;
+  run.keys += run.key_count / kKeys * kKeys;
+  run.key_count %= kKeys;
+  AddValues<kRows, 1>(run);
+}
+
+template <size_t kRows = DecodeLimits::kRows>
+HWY_INLINE void AddValuesOfRows(ValueRun run, size_t rows) {
+  for (; rows >= kRows; rows -= kRows) {
+    AddValuesOfTiles<kRows>(run);
+    run.weights += kRows * kDecodeKeyBlock;
+    run.sums += kRows * run.sum_floats;
+  }
+  if constexpr (kRows > 1) {
+    if (rows > 0) AddValuesOfRows<kRows - 1>(run, rows);
+  }
+}
+
+}  // namespace
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
