@@ -163,12 +163,13 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
   const std::int64_t k_end = tile.k;
   constexpr int kWidth = kVectors * kLanes;
   std::int64_t k = 0;
-  const auto multiply = [&](auto steps) HWY_ATTR {
+  const auto multiply = [&](auto steps) POLYHEAD_INLINED HWY_ATTR {
     constexpr int kSteps = decltype(steps)::value;
     HWY_UNROLL(8)
     for (int s = 0; s < kSteps; ++s) {
-      const auto load = [&](int j)
-                            HWY_ATTR { return hn::Load(d, b + s * kWidth + j / kVectors * b_panel + j % kVectors * kLanes); };
+      const auto load = [&](int j) POLYHEAD_INLINED HWY_ATTR {
+        return hn::Load(d, b + s * kWidth + j / kVectors * b_panel + j % kVectors * kLanes);
+      };
       // The fewer of both operands are held in registers, the others pass through one.
       if constexpr (kRows < kColumns) {
         V a_row[kRows];
