@@ -276,3 +276,12 @@ def test_the_command_writes_the_page_and_warns(tmp_path, capsys, monkeypatch):
     assert "polyhead report: warning:" in output.err and "notes.txt" in output.err
     assert "<h1>Mine</h1>" in (tmp_path / "page.html").read_text()
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_share_beyond_the_bound_fills_its_meter_and_no_more(tmp_path):
+    """A machine that got faster in between: the number says so, the bar keeps to its frame."""
+    entries = [report_files.entry("a/avx2/threads:1", 1.0, 130.0, 1.0, roof=100.0, bound="fma avx2"),
+               report_files.entry("b/avx2/threads:1", 1.0, 25.0, 1.0, roof=100.0, bound="fma avx2")]
+    (tmp_path / "a.json").write_text(json.dumps({"context": report_files.context(0), "benchmarks": entries}))
+    page = page_of(tmp_path)
+    assert re.findall(r'class="meter" aria-hidden="true"><span style="width:(\d+)%"></span></span>(\d+) %', page) == [("100", "130"), ("25", "25")]
