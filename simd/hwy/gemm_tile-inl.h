@@ -179,7 +179,10 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
         for (int j = 0; j < kColumns; ++j) {
           const V b_column = load(j);
           HWY_UNROLL(8)
-          for (int i = 0; i < kRows; ++i) c[i][j] = MulAddInPlace(a_row[i], b_column, c[i][j]);
+          for (int i = 0; i < kRows; ++i) {
+            // What is used once may stay in memory.
+            c[i][j] = kRows == 1 ? hn::MulAdd(a_row[i], b_column, c[i][j]) : MulAddInPlace(a_row[i], b_column, c[i][j]);
+          }
         }
       } else {
         V b_column[kColumns];
