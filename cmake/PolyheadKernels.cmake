@@ -4,11 +4,13 @@
 set(target_sse4 HWY_SSE4)
 set(target_avx2 HWY_AVX2)
 set(target_avx512 HWY_AVX3)
+set(target_amx HWY_AVX3)
 set(target_neon HWY_NEON)
 set(target_sve HWY_SVE)
+set(folder_amx x86)
 
 # polyhead_kernels(ISA FOLDER TARGET): the object library polyhead_simd_<ISA> from simd/<FOLDER>/*.cc; TARGET is Highway's
-# constant, empty for plain C++.
+# constant, empty for plain C++. Sources of simd/x86 have what Highway cannot say in inline assembly, and no -m flag either.
 set(POLYHEAD_KERNEL_TARGETS)
 function(polyhead_kernels isa folder target)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/simd/${folder}/*.cc)
@@ -35,7 +37,11 @@ endfunction()
 polyhead_kernels(reference reference "")
 foreach(isa IN LISTS POLYHEAD_ISAS)
   if(NOT isa STREQUAL "reference")
-    polyhead_kernels(${isa} hwy ${target_${isa}})
+    set(folder hwy)
+    if(folder_${isa})
+      set(folder ${folder_${isa}})
+    endif()
+    polyhead_kernels(${isa} ${folder} ${target_${isa}})
     string(TOUPPER ${isa} upper)
     target_compile_definitions(polyhead_build INTERFACE POLYHEAD_HAVE_${upper}=1)
   endif()

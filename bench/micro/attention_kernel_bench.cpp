@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
 #include "platform/aligned_memory.hpp"
 #include "polyhead/runtime.hpp"
@@ -163,6 +164,7 @@ const bool registered = [] {
     })->Unit(benchmark::kMicrosecond);
   };
   for (const Isa isa : available_isas()) {
+    if (isa == Isa::amx && !dispatch::request_tile_permission()) continue;
     const dispatch::KernelTable& table = dispatch::kernel_table(isa);
     for (const Shape& shape : prefill) add(*table.attention_f32, shape);
     for (const Shape& shape : few_rows) add(*table.attention_f32, shape), add(*table.decode_f32, shape);

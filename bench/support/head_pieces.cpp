@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
+#include "dispatch/select_isa.hpp"
 
 #if defined(POLYHEAD_TBB)
 #include <oneapi/tbb/parallel_for.h>
@@ -53,7 +55,8 @@ HeadPieces::HeadPieces(Isa isa, int threads) {
   byte_strides(inputs.key, operands_.key_strides);
   byte_strides(inputs.value, operands_.value_strides);
   byte_strides(inputs.out, operands_.out_strides);
-  choice_ = plan::choose_attention(operands_.shape, operands_.mask, false, dispatch::kernel_table(isa));
+  const Isa permitted = dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission);
+  choice_ = plan::choose_attention(operands_.shape, operands_.mask, false, dispatch::kernel_table(permitted));
 
   scheduler_ = graph::Scheduler::create(options);
   auto description = std::make_shared<graph::TaskGraph>();

@@ -13,8 +13,9 @@
 
 namespace polyhead {
 
-// Instruction-set targets that kernels exist for, from the plainest up. avx2 includes FMA; avx512 is F, CD, BW, DQ, VL.
-enum class Isa : std::uint8_t { reference = 0, sse4 = 1, avx2 = 2, avx512 = 3, neon = 4, sve = 5 };
+// Instruction-set targets that kernels exist for. avx2 includes FMA; avx512 is F, CD, BW, DQ, VL; amx is avx512 with tiles that
+// multiply bf16, and is taken only when it is asked for.
+enum class Isa : std::uint8_t { reference = 0, sse4 = 1, avx2 = 2, avx512 = 3, neon = 4, sve = 5, amx = 6 };
 
 POLYHEAD_EXPORT const char* name(Isa isa) noexcept;
 // Targets that this build contains and this machine (CPU and operating system) can run, plainest first.

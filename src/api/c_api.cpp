@@ -154,7 +154,7 @@ std::optional<double> to_scale(std::int32_t has_scale, double scale) {
 polyhead::Isa to_isa(const char* wanted) {
   using polyhead::Isa;
   std::string known;
-  for (Isa isa : {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::neon, Isa::sve}) {
+  for (Isa isa : {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::neon, Isa::sve, Isa::amx}) {
     if (std::strcmp(wanted, polyhead::name(isa)) == 0) return isa;
     known += std::string(known.empty() ? "" : ", ") + polyhead::name(isa);
   }

@@ -48,8 +48,10 @@ const RuntimeOptions& validated(const RuntimeOptions& options) {
 }
 
 Isa chosen_isa(const RuntimeOptions& options) {
-  if (!options.isa) return default_isa();
-  return dispatch::require_isa(dispatch::cpu_features(), dispatch::built_isas(), *options.isa);
+  const bool forced = options.isa || forced_isa_name() != nullptr;
+  const Isa isa =
+      options.isa ? dispatch::require_isa(dispatch::cpu_features(), dispatch::built_isas(), *options.isa) : default_isa();
+  return dispatch::permitted_isa(isa, dispatch::built_isas(), forced, dispatch::request_tile_permission);
 }
 
 std::string describe_threads(const RuntimeOptions& options) {

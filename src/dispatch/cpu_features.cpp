@@ -129,6 +129,8 @@ bool CpuFeatures::supports(Isa isa) const {
       return supports(Isa::sse4) && avx2 && fma && bmi1 && bmi2 && f16c && lzcnt;
     case Isa::avx512:
       return supports(Isa::avx2) && avx512f && avx512cd && avx512bw && avx512dq && avx512vl;
+    case Isa::amx:
+      return supports(Isa::avx512) && amx_tile && amx_bf16;
     // Likewise Highway's NEON target and AES.
     case Isa::neon:
       return neon && arm_aes;

@@ -61,7 +61,7 @@ struct CpuFeatures {
   bool amx_tile = false, amx_int8 = false, amx_bf16 = false;
   bool neon = false, arm_aes = false, arm_bf16 = false, arm_dot_product = false, sve = false;
 
-  // Whether kernels compiled for this target run here.
+  // Whether kernels compiled for this target run here (amx: once the permission is given).
   bool supports(Isa isa) const;
   // Names of the features above that are true, as in "avx2 fma f16c".
   std::string feature_list() const;
@@ -75,6 +75,10 @@ CpuFeatures features_from_hwcaps(const ArmHwcaps& hwcaps);
 // The one place where the real instructions are executed (an empty table on other architectures).
 CpuidTable read_cpuid();
 ArmHwcaps read_hwcaps();
+
+// Asks the operating system, once a process, to let it use AMX tiles; false where it does not. Linux then reserves 8 KB a
+// thread that uses them and wants larger alternate signal stacks from then on, so only who is to use tiles asks.
+bool request_tile_permission();
 
 // This machine; detected once, at the first call, in a thread-safe way.
 const CpuFeatures& cpu_features();

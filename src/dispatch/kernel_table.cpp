@@ -18,7 +18,7 @@
 namespace polyhead::dispatch {
 namespace {
 
-constexpr std::size_t isa_count = 6;
+constexpr std::size_t isa_count = 7;
 
 struct Tables {
   std::array<KernelTable, isa_count> table{};

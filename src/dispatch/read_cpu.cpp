@@ -11,6 +11,10 @@
 #if defined(__linux__) && defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace polyhead::dispatch {
 
@@ -54,6 +58,24 @@ CpuidTable read_cpuid() {
 
 CpuidTable read_cpuid() {
   return {};
+}
+
+#endif
+
+#if defined(__linux__) && defined(__x86_64__)
+
+bool request_tile_permission() {
+  static const bool granted = [] {
+    constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  }();
+  return granted;
+}
+
+#else
+
+bool request_tile_permission() {
+  return false;
 }
 
 #endif

@@ -8,7 +8,7 @@ namespace polyhead::dispatch {
 namespace {
 
 const std::vector<Isa>& all_isas() {
-  static const std::vector<Isa> isas = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::neon, Isa::sve};
+  static const std::vector<Isa> isas = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::neon, Isa::sve, Isa::amx};
   return isas;
 }
 
@@ -38,7 +38,10 @@ std::vector<Isa> runnable(const CpuFeatures& features, const std::vector<Isa>& b
 
 Isa select_isa(const CpuFeatures& features, const std::vector<Isa>& built, const char* forced_name) {
   const std::vector<Isa> choices = runnable(features, built);
-  if (forced_name == nullptr || *forced_name == '\0') return choices.empty() ? Isa::reference : choices.back();
+  if (forced_name == nullptr || *forced_name == '\0') {
+    const auto best = std::find_if(choices.rbegin(), choices.rend(), chosen_unasked);
+    return best == choices.rend() ? Isa::reference : *best;
+  }
 
   const std::string name = forced_name;
   const auto known = std::find_if(all_isas().begin(), all_isas().end(), [&](Isa isa) { return name == isa_name(isa); });
@@ -56,6 +59,19 @@ Isa require_isa(const CpuFeatures& features, const std::vector<Isa>& built, Isa 
       contains(built, wanted) ? "this machine (CPU or operating system) cannot run " : "this build has no kernels for ";
   throw Error(ErrorCode::unsupported,
               "instruction set: " + std::string(reason) + isa_name(wanted) + "; available: " + names_of(choices));
+}
+
+Isa permitted_isa(Isa isa, const std::vector<Isa>& built, bool forced, bool (*ask)()) {
+  if (isa != Isa::amx || ask()) return isa;
+  if (!forced) {
+    do {
+      isa = next_plainer(isa);
+    } while (!contains(built, isa));
+    return isa;
+  }
+  throw Error(ErrorCode::unsupported,
+              "instruction set: the operating system refuses this process AMX tiles (arch_prctl, ARCH_REQ_XCOMP_PERM), which " +
+                  std::string(isa_name(isa)) + " needs");
 }
 
 }  // namespace polyhead::dispatch

@@ -23,6 +23,8 @@ constexpr const char* isa_name(Isa isa) noexcept {
       return "neon";
     case Isa::sve:
       return "sve";
+    case Isa::amx:
+      return "amx";
   }
   return "unknown";
 }
@@ -36,9 +38,17 @@ constexpr Isa next_plainer(Isa isa) noexcept {
       return Isa::avx2;
     case Isa::sve:
       return Isa::neon;
+    case Isa::amx:
+      return Isa::avx512;
     default:
       return Isa::reference;
   }
+}
+
+// Whether a target is taken where nobody asks for one. The kernel for amx has not run on hardware yet: decision 010 says when
+// this ends.
+constexpr bool chosen_unasked(Isa isa) noexcept {
+  return isa != Isa::amx;
 }
 
 // "reference, sse4, avx2"
@@ -47,11 +57,17 @@ std::string names_of(const std::vector<Isa>& isas);
 // Of `built`, those that a machine with these features runs; plainest first.
 std::vector<Isa> runnable(const CpuFeatures& features, const std::vector<Isa>& built);
 
-// The best of runnable(), or the forced one. Errors: invalid_argument for a forced name that does not exist, unsupported for
-// one that is not built or does not run here; the message says which, and what there is. Null or empty: nothing is forced.
+// The best of runnable() that is chosen_unasked, or the forced one. Errors: invalid_argument for a forced name that does not
+// exist, unsupported for one that is not built or does not run here; the message says which, and what there is. Null or empty:
+// nothing is forced.
 Isa select_isa(const CpuFeatures& features, const std::vector<Isa>& built, const char* forced_name);
 
 // The same for a target that was asked for by value: returns it, or throws unsupported.
 Isa require_isa(const CpuFeatures& features, const std::vector<Isa>& built, Isa wanted);
+
+// What is left of a choice once the operating system has been asked for what it gives only on request: `isa`, or, where it
+// refuses, the next plainer one of `built` if nobody forced it. Errors: unsupported where somebody did. `ask` is
+// request_tile_permission, and is called only for targets that need it.
+Isa permitted_isa(Isa isa, const std::vector<Isa>& built, bool forced, bool (*ask)());
 
 }  // namespace polyhead::dispatch

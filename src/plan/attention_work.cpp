@@ -88,6 +88,8 @@ double gigaflops(Isa isa) {
       return 75;
     case Isa::avx512:
       return 140;
+    case Isa::amx:
+      return 200;
   }
   return 1;
 }

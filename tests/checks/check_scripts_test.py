@@ -115,14 +115,20 @@ class Symbols(Folder):
     WIDE = '__attribute__((noinline, used)) void f() { __asm__ volatile("vxorps %%ymm0, %%ymm0, %%ymm0" ::: "memory"); }\n'
     WIDER = '__attribute__((noinline, used)) void f() { __asm__ volatile("vpxorq %%zmm0, %%zmm0, %%zmm0" ::: "memory"); }\n'
 
+    TILES = '__attribute__((noinline, used)) void f() { __asm__ volatile("tilezero %%tmm3" ::: "memory"); }\n'
+
     def test_kernels_in_their_namespace(self):
         code = "namespace N_AVX2 { " + self.WIDE + " }"
         self.assert_clean(run("check-symbols", "kernels", "avx2", self.compile(code)))
+        code = "namespace N_AVX3 { namespace amx { struct HardwareTiles { void f(); }; " + self.TILES.replace(
+            "void f", "void HardwareTiles::f") + " } }"
+        self.assert_clean(run("check-symbols", "kernels", "amx", self.compile(code)))
 
     def test_wide_outside(self):
         for code in (self.WIDE, "namespace N_SSE4 { " + self.WIDE + " }", "namespace N_AVX2 { " + self.WIDER + " }"):
             with self.subTest(code=code):
                 self.assert_fault(run("check-symbols", "kernels", "avx2", self.compile(code)), "holds ")
+        self.assert_fault(run("check-symbols", "kernels", "amx", self.compile("namespace amx { " + self.TILES + " }")), "holds an AMX")
 
     def test_shared_inline(self):
         code = ("template <class T> __attribute__((noinline)) T twice(T x) { return x + x; }\n"

@@ -22,7 +22,7 @@ namespace {
 using dispatch::CpuFeatures;
 using dispatch::CpuidTable;
 
-const std::vector<Isa> x86_isas = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512};
+const std::vector<Isa> x86_isas = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::amx};
 
 constexpr std::uint32_t ecx1_pclmul = 1u << 1, ecx1_ssse3 = 1u << 9, ecx1_fma = 1u << 12, ecx1_sse41 = 1u << 19,
                         ecx1_sse42 = 1u << 20, ecx1_aes = 1u << 25, ecx1_osxsave = 1u << 27, ecx1_avx = 1u << 28,
@@ -125,6 +125,23 @@ TEST(CpuFeatures, ExtensionsNeedTheirRegisterState) {
   EXPECT_FALSE(dispatch::features_from_cpuid(cpu.table()).avx512_bf16);
 }
 
+// AMX needs AVX-512 beside its tiles and bf16 products, and the operating system's register state for all of them.
+TEST(CpuFeatures, Amx) {
+  const auto supported = [](void (*change)(ForgedCpu&)) {
+    ForgedCpu cpu;
+    change(cpu);
+    return dispatch::features_from_cpuid(cpu.table()).supports(Isa::amx);
+  };
+  EXPECT_TRUE(supported([](ForgedCpu&) {}));
+  EXPECT_FALSE(supported([](ForgedCpu& c) { c.edx7 &= ~(1u << 24); })) << "no tiles";
+  EXPECT_FALSE(supported([](ForgedCpu& c) { c.edx7 &= ~(1u << 22); })) << "no bf16 products";
+  EXPECT_TRUE(supported([](ForgedCpu& c) { c.edx7 &= ~(1u << 25); })) << "int8 products are not needed";
+  EXPECT_FALSE(supported([](ForgedCpu& c) { c.xcr0 &= ~std::uint64_t{0x20000}; })) << "tile configuration not saved";
+  EXPECT_FALSE(supported([](ForgedCpu& c) { c.xcr0 &= ~std::uint64_t{0x40000}; })) << "tile data not saved";
+  EXPECT_FALSE(supported([](ForgedCpu& c) { c.xcr0 &= ~std::uint64_t{0xe0}; })) << "AVX-512 state not saved";
+  EXPECT_FALSE(supported([](ForgedCpu& c) { c.ebx7 &= ~ebx7_vl; })) << "no AVX-512 VL";
+}
+
 TEST(CpuFeatures, IdentityAndCaches) {
   CpuidTable table = ForgedCpu().table();
   const char brand[48] = "  Forged CPU 9000 @ 3.2 GHz   ";
@@ -212,7 +229,8 @@ TEST(SelectIsa, Forced) {
   const Error unknown = error_of([&] { dispatch::select_isa(features, x86_isas, "avx3"); });
   EXPECT_EQ(unknown.code(), ErrorCode::invalid_argument);
   EXPECT_NE(std::string(unknown.what()).find("avx3"), std::string::npos) << unknown.what();
-  EXPECT_NE(std::string(unknown.what()).find("reference, sse4, avx2, avx512, neon, sve"), std::string::npos) << unknown.what();
+  EXPECT_NE(std::string(unknown.what()).find("reference, sse4, avx2, avx512, neon, sve, amx"), std::string::npos)
+      << unknown.what();
   EXPECT_EQ(error_of([&] { dispatch::select_isa(features, x86_isas, "AVX2"); }).code(), ErrorCode::invalid_argument);
 
   const Error absent = error_of([&] { dispatch::select_isa(features, x86_isas, "avx512"); });
@@ -228,6 +246,45 @@ TEST(SelectIsa, MissingRowsOfTheBuildAreSkipped) {
   const CpuFeatures features = dispatch::features_from_cpuid(ForgedCpu().table());
   EXPECT_EQ(dispatch::select_isa(features, {Isa::reference, Isa::avx2}, nullptr), Isa::avx2);
   EXPECT_EQ(dispatch::select_isa(features, {Isa::reference}, nullptr), Isa::reference);
+}
+
+TEST(SelectIsa, AmxOnlyWhenAskedFor) {
+  const CpuFeatures features = dispatch::features_from_cpuid(ForgedCpu().table());
+  EXPECT_EQ(dispatch::runnable(features, x86_isas).back(), Isa::amx);
+  EXPECT_EQ(dispatch::select_isa(features, x86_isas, nullptr), Isa::avx512);
+  EXPECT_EQ(dispatch::select_isa(features, x86_isas, ""), Isa::avx512);
+  EXPECT_EQ(dispatch::select_isa(features, x86_isas, "amx"), Isa::amx);
+  EXPECT_EQ(dispatch::require_isa(features, x86_isas, Isa::amx), Isa::amx);
+  EXPECT_EQ(dispatch::select_isa(features, {Isa::reference, Isa::amx}, nullptr), Isa::reference);
+  const std::vector<Isa> without = {Isa::reference, Isa::avx512};
+  EXPECT_EQ(error_of([&] { dispatch::select_isa(features, without, "amx"); }).code(), ErrorCode::unsupported);
+}
+
+TEST(SelectIsa, PermissionForTiles) {
+  static int asked;
+  asked = 0;
+  const auto yes = +[] { return ++asked > 0; };
+  const auto no = +[] { return ++asked < 0; };
+  for (const bool forced : {false, true}) {
+    for (const Isa isa : {Isa::reference, Isa::avx2, Isa::avx512}) {
+      EXPECT_EQ(dispatch::permitted_isa(isa, x86_isas, forced, no), isa);
+    }
+    EXPECT_EQ(asked, 0) << "only amx needs the permission";
+    EXPECT_EQ(dispatch::permitted_isa(Isa::amx, x86_isas, forced, yes), Isa::amx);
+    EXPECT_EQ(asked, 1);
+    asked = 0;
+  }
+  EXPECT_EQ(dispatch::permitted_isa(Isa::amx, x86_isas, false, no), Isa::avx512);
+  EXPECT_EQ(dispatch::permitted_isa(Isa::amx, {Isa::reference, Isa::avx2, Isa::amx}, false, no), Isa::avx2);
+  EXPECT_EQ(dispatch::permitted_isa(Isa::amx, {Isa::reference, Isa::amx}, false, no), Isa::reference);
+  const Error refused = error_of([&] { dispatch::permitted_isa(Isa::amx, x86_isas, true, no); });
+  EXPECT_EQ(refused.code(), ErrorCode::unsupported);
+  EXPECT_NE(std::string(refused.what()).find("ARCH_REQ_XCOMP_PERM"), std::string::npos) << refused.what();
+#if defined(__x86_64__) && defined(__linux__)
+  if (!dispatch::cpu_features().amx_tile) {
+    EXPECT_FALSE(dispatch::request_tile_permission());
+  }
+#endif
 }
 
 TEST(KernelTable, EveryRowIsReachable) {

@@ -72,7 +72,7 @@ TEST(Runtime, EveryAvailableIsaCanBeForced) {
     EXPECT_EQ(runtime.state()->kernels().isa, isa);
     EXPECT_NE(runtime.describe().find(std::string(name(isa)) + " (forced)"), std::string::npos) << runtime.describe();
   }
-  for (Isa isa : {Isa::sse4, Isa::avx512, Isa::neon, Isa::sve}) {
+  for (Isa isa : {Isa::sse4, Isa::avx512, Isa::neon, Isa::sve, Isa::amx}) {
     bool present = false;
     for (Isa other : available) present = present || other == isa;
     if (present) continue;
@@ -100,10 +100,12 @@ TEST_F(IsaVariable, IsObeyed) {
     EXPECT_EQ(Runtime().isa(), isa);
   }
   unsetenv("POLYHEAD_ISA");
-  EXPECT_EQ(default_isa(), available_isas().back());
+  std::vector<Isa> unasked = available_isas();
+  if (unasked.back() == Isa::amx) unasked.pop_back();
+  EXPECT_EQ(default_isa(), unasked.back());
   EXPECT_EQ(Runtime().describe().find("forced"), std::string::npos);
   setenv("POLYHEAD_ISA", "", 1);
-  EXPECT_EQ(default_isa(), available_isas().back());
+  EXPECT_EQ(default_isa(), unasked.back());
 }
 
 TEST_F(IsaVariable, WrongNamesAreErrors) {

@@ -1,0 +1,433 @@
+// What every attention kernel is tested for: its results against float64, and the promises of its contract. A test file
+// instantiates AttentionKernelTest with the kernels it is about.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cfenv>
+#include <chrono>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/attention_problem.hpp"
+
+namespace polyhead::test {
+
+using simd::AttentionF32Args;
+using simd::AttentionKernel;
+
+struct KernelCase {
+  std::string name;
+  const simd::AttentionKernel* kernel;
+  const simd::MergeKernel* merge;
+  bool promises_speed;
+  // Whether a NaN in a value column leaves the other columns of its row bit for bit alone (else: right, by the formula).
+  bool computes_columns_apart;
+};
+
+class AttentionKernelTest : public ::testing::TestWithParam<KernelCase> {
+ protected:
+  const AttentionKernel& kernel() const { return *GetParam().kernel; }
+  const simd::MergeKernel& merge() const { return *GetParam().merge; }
+
+  // `other`: the same result where a NaN somewhere in its row's operands did not reach it.
+  bool same_or_right(float other, float clean, bool row_is_clean) const {
+    if (row_is_clean || GetParam().computes_columns_apart) return bits_of(other) == bits_of(clean);
+    return std::fabs(other - clean) < 1e-5f;
+  }
+
+  void check(const AttentionShape& shape, std::uint32_t seed, double query_size = 1.0) {
+    AttentionProblem problem(shape, seed, query_size);
+    problem.expect_right(problem.run(kernel()), kernel().name);
+  }
+
+  std::mt19937 generator{7};
+  std::int64_t pick(std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(generator);
+  }
+};
+
+// Values around the multiples of `edge`.
+inline std::vector<std::int64_t> around(std::initializer_list<std::int64_t> edges, std::int64_t reach) {
+  std::set<std::int64_t> values;
+  for (const std::int64_t edge : edges) {
+    for (std::int64_t i = -reach; i <= reach; ++i) {
+      if (edge + i >= 1) values.insert(edge + i);
+    }
+  }
+  return {values.begin(), values.end()};
+}
+
+TEST_P(AttentionKernelTest, EveryRemainderOfRows) {
+  const std::int64_t block = kernel().row_block;
+  for (std::int64_t rows = 1; rows <= 4 * block + 2; rows += rows < block + 2 ? 1 : 5) check({rows, 1, 37, 11, 9}, 100);
+}
+
+TEST_P(AttentionKernelTest, EveryRemainderOfKeys) {
+  const std::int64_t block = kernel().key_block;
+  for (std::int64_t keys = 1; keys <= 40; ++keys) check({5, 1, keys, 8, 8}, 200);
+  for (const std::int64_t keys : around({block, 2 * block, 5 * block}, 4)) check({3, 2, keys, 6, 5}, 300);
+}
+
+TEST_P(AttentionKernelTest, EveryRemainderOfHeadAndValueSizes) {
+  for (std::int64_t size = 1; size <= 40; ++size) {
+    check({7, 1, 19, size, 5}, 400);
+    check({7, 1, 19, 5, size}, 500);
+    check({1, 3, 19, size, 41 - size}, 600);
+  }
+  for (const std::int64_t size : {64, 72, 80, 96, 112, 128, 192, 256, 500}) check({9, 1, 50, size, size}, 700);
+}
+
+TEST_P(AttentionKernelTest, RandomShapesAndLayouts) {
+  for (std::uint32_t i = 0; i < 60; ++i) {
+    AttentionShape shape{pick(1, 40), pick(1, 5), pick(1, 300), pick(1, 70), pick(1, 70)};
+    shape.gap = pick(0, 1) * pick(1, 9);
+    shape.heads_outside = pick(0, 1) != 0;
+    check(shape, 800 + i);
+  }
+}
+
+TEST_P(AttentionKernelTest, ScaleMayBeNegativeZeroOrLarge) {
+  for (const double scale : {0.0, -0.125, -1.0, 1.0, 3.5, 1e-30, 1e-300}) {
+    check({20, 1, 150, 16, 16, scale}, 900);
+  }
+  check({33, 1, 270, 64, 64, 0.125}, 901, 8.0);
+  check({33, 1, 270, 64, 64, 0.125}, 902, 100.0);
+}
+
+TEST_P(AttentionKernelTest, CausalAndWindows) {
+  const std::int64_t none_begin = AttentionF32Args::unbounded_begin, none_end = AttentionF32Args::unbounded_end;
+  for (const std::int64_t group : {1, 3}) {
+    for (const std::int64_t keys : {5, 70, 300}) {
+      for (const std::int64_t queries : {1, 6, 40, 150}) {
+        for (const auto& [begin, end] :
+             std::vector<std::pair<std::int64_t, std::int64_t>>{{none_begin, 1},
+                                                                {none_begin, keys - queries + 1},
+                                                                {0, none_end},
+                                                                {-3, 4},
+                                                                {0, 1},
+                                                                {keys - queries - 6, keys - queries + 1},
+                                                                {-200, -100},
+                                                                {1000, none_end},
+                                                                {none_begin, -1000},
+                                                                {5, 5}}) {
+          check({queries, group, keys, 9, 8, 0.3, begin, end}, 1000);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionKernelTest, BooleanMaskWithEveryBroadcast) {
+  for (int pattern = 0; pattern < 8; ++pattern) {
+    for (const std::int64_t key_step : {1, 3}) {
+      for (const std::int64_t group : {1, 2}) {
+        for (const double density : {0.0, 0.5, 0.95, 1.0}) {
+          AttentionProblem problem({21, group, 277, 12, 10}, 1100 + static_cast<std::uint32_t>(pattern));
+          problem.mask.emplace(problem.shape, pattern & 1, pattern & 2, pattern & 4, key_step);
+          std::bernoulli_distribution keep(density);
+          for (std::size_t i = 0; i < problem.mask->values->size(); ++i) {
+            // Any byte but 0 allows.
+            (*problem.mask->values)[i] = keep(generator) ? static_cast<std::uint8_t>(pick(1, 255)) : 0;
+          }
+          problem.expect_right(problem.run(kernel()), std::string(kernel().name) + " mask pattern " + std::to_string(pattern));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionKernelTest, BiasWithEveryBroadcast) {
+  for (int pattern = 0; pattern < 8; ++pattern) {
+    for (const std::int64_t key_step : {1, 3}) {
+      for (const std::int64_t group : {1, 2}) {
+        for (const bool excluding : {false, true}) {
+          AttentionProblem problem({21, group, 277, 12, 10}, 1200 + static_cast<std::uint32_t>(pattern));
+          problem.bias.emplace(problem.shape, pattern & 1, pattern & 2, pattern & 4, key_step);
+          problem.bias->values->fill_random(1300, -6, 6);
+          for (std::size_t i = 0; excluding && i < problem.bias->values->size(); ++i) {
+            if (pick(0, 2) == 0) (*problem.bias->values)[i] = -kInfinity;
+          }
+          problem.expect_right(problem.run(kernel()), std::string(kernel().name) + " bias pattern " + std::to_string(pattern));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionKernelTest, EverythingAtOnce) {
+  for (std::uint32_t i = 0; i < 40; ++i) {
+    AttentionShape shape{pick(1, 50), pick(1, 4), pick(1, 330), pick(1, 40), pick(1, 40)};
+    shape.visible_begin = pick(-200, 60);
+    shape.visible_end = shape.visible_begin + pick(0, 300);
+    shape.gap = pick(0, 3);
+    AttentionProblem problem(shape, 1400 + i);
+    problem.mask.emplace(shape, pick(0, 1), pick(0, 1), pick(0, 1), pick(1, 2));
+    for (std::size_t j = 0; j < problem.mask->values->size(); ++j) (*problem.mask->values)[j] = pick(0, 5) != 0;
+    problem.bias.emplace(shape, pick(0, 1), pick(0, 1), pick(0, 1), pick(1, 2));
+    problem.bias->values->fill_random(1500 + i, -3, 3);
+    problem.expect_right(problem.run(kernel()), kernel().name);
+    problem.expect_right(problem.run_split(kernel(), merge(), kernel().key_block), std::string(kernel().name) + " split");
+  }
+}
+
+TEST_P(AttentionKernelTest, FiniteBiasIsArithmetic) {
+  const float lowest = std::numeric_limits<float>::lowest();
+  for (const float bias : {-1e4f, -1e30f, lowest}) {
+    for (const bool one_key_free : {false, true}) {
+      AttentionProblem problem({18, 1, 140, 8, 8}, 1600);
+      problem.bias.emplace(problem.shape, true, false, true);
+      for (std::size_t i = 0; i < problem.bias->values->size(); ++i) (*problem.bias->values)[i] = bias;
+      for (std::int64_t t = 0; one_key_free && t < problem.shape.queries; ++t) problem.bias->at(t, 0, t * 7) = 0.0f;
+      problem.expect_right(problem.run(kernel()), std::string(kernel().name) + " bias " + std::to_string(bias));
+    }
+  }
+}
+
+// A row's bits must not change with the rows it is computed beside, nor when lse is asked for.
+TEST_P(AttentionKernelTest, RowsHaveTheSameBitsInAnyRange) {
+  for (const int kind : {0, 1, 2, 3}) {
+    AttentionShape shape{45, 2, 300, 24, 20};
+    if (kind == 1) shape.visible_end = 200;
+    if (kind == 2) shape.visible_begin = -30, shape.visible_end = 31;
+    AttentionProblem problem(shape, 1700, 3.0);
+    if (kind == 3) {
+      problem.mask.emplace(shape, true, false, true);
+      for (std::size_t j = 0; j < problem.mask->values->size(); ++j) (*problem.mask->values)[j] = pick(0, 1) != 0;
+      for (std::int64_t t = 0; t < 20; ++t) {
+        for (std::int64_t s = 0; s < 200; ++s) problem.mask->at(t, 0, s) = 0;
+      }
+    }
+    const AttentionProblem::Result all = problem.run(kernel());
+    expect_same_bits(problem.run(kernel(), 0, shape.rows(), false).out, all.out, "without lse");
+    for (const std::int64_t size : {1, 2, 3, 7, 16, 48, 61}) {
+      std::vector<float> out, lse;
+      for (std::int64_t row = 0; row < shape.rows(); row += size) {
+        const AttentionProblem::Result some = problem.run(kernel(), row, std::min(row + size, shape.rows()));
+        out.insert(out.end(), some.out.begin(), some.out.end());
+        lse.insert(lse.end(), some.lse.begin(), some.lse.end());
+      }
+      expect_same_bits(out, all.out,
+                       std::string(kernel().name) + " in ranges of " + std::to_string(size) + ", kind " + std::to_string(kind));
+      expect_same_bits(lse, all.lse, "lse");
+    }
+  }
+}
+
+// Trailing keys that no row sees may be given or left out.
+TEST_P(AttentionKernelTest, KeysThatNoRowSeesDoNotChangeBits) {
+  AttentionShape shape{6, 2, 155, 20, 12, 0.2, AttentionF32Args::unbounded_begin, 140};
+  AttentionProblem problem(shape, 1800);
+  const AttentionProblem::Result all = problem.run(kernel(), 0, 4);
+  for (const std::int64_t end : {141, 142, 143, 150}) {
+    problem.shape.keys = end;
+    expect_same_bits(problem.run(kernel(), 0, 4).out, all.out, "keys up to " + std::to_string(end));
+  }
+}
+
+// NaN and infinities in K and V: they reach exactly the rows that may see their key.
+TEST_P(AttentionKernelTest, PoisonReachesOnlyRowsThatSeeIt) {
+  for (const int kind : {0, 1, 2, 3, 4}) {
+    for (const bool in_key : {false, true}) {
+      for (const float poison : {kNaN, kInfinity, -kInfinity}) {
+        AttentionShape shape{40, 2, 290, 10, 13};
+        if (kind == 0) shape.visible_end = 260;                            // causal, bottom-right
+        if (kind == 1) shape.visible_begin = -20, shape.visible_end = 21;  // window
+        AttentionProblem problem(shape, 1900, 2.0);
+        if (kind == 2) problem.mask.emplace(shape, true, true, true);
+        if (kind == 3) problem.mask.emplace(shape, false, false, true);
+        if (kind == 4) problem.bias.emplace(shape, true, false, true);
+        for (std::size_t j = 0; problem.mask && j < problem.mask->values->size(); ++j) {
+          (*problem.mask->values)[j] = pick(0, 7) != 0;
+        }
+        for (std::size_t j = 0; problem.bias && j < problem.bias->values->size(); ++j) {
+          (*problem.bias->values)[j] = pick(0, 7) != 0 ? 0.5f : -kInfinity;
+        }
+        const AttentionProblem::Result clean = problem.run(kernel());
+        const std::vector<std::int64_t> bad = {3, 17, 30, 129, 270, 286};
+        for (const std::int64_t s : bad) {
+          if (in_key)
+            problem.key_at(s, 4) = poison;
+          else
+            problem.value_at(s, 7) = poison;
+        }
+        const AttentionProblem::Result poisoned = problem.run(kernel());
+        for (std::int64_t row = 0; row < shape.rows(); ++row) {
+          bool sees = false;
+          for (const std::int64_t s : bad) sees |= problem.allowed(row / 2, row % 2, s);
+          for (std::int64_t e = 0; e < shape.value_dim; ++e) {
+            const std::size_t i = static_cast<std::size_t>(row * shape.value_dim + e);
+            const bool touched = sees && (in_key || e == 7);
+            if (!touched) {
+              ASSERT_TRUE(same_or_right(poisoned.out[i], clean.out[i], !sees))
+                  << kernel().name << " kind " << kind << " row " << row << " element " << e << " poison " << poison;
+            } else if (!in_key && !std::isnan(poison)) {
+              ASSERT_FALSE(std::isfinite(poisoned.out[i])) << kernel().name << " kind " << kind << " row " << row;
+            } else if (std::isnan(poison)) {
+              ASSERT_TRUE(std::isnan(poisoned.out[i])) << kernel().name << " kind " << kind << " row " << row;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// A visible key whose weight underflows to 0 still passes on its NaN; a masked one in the same block does not.
+TEST_P(AttentionKernelTest, UnderflowedWeightsAreNotMasks) {
+  AttentionShape shape{4, 1, 12, 1, 1, 1.0};
+  AttentionProblem problem(shape, 2000);
+  for (std::int64_t t = 0; t < 4; ++t) problem.query_at(t, 0, 0) = 1.0f;
+  for (std::int64_t s = 0; s < 12; ++s) problem.key_at(s, 0) = s == 0 ? 500.0f : -500.0f;
+  problem.value_at(6, 0) = kNaN;
+  problem.mask.emplace(shape, true, false, true);
+  for (std::size_t j = 0; j < problem.mask->values->size(); ++j) (*problem.mask->values)[j] = 1;
+  problem.mask->at(1, 0, 6) = 0;
+  const AttentionProblem::Result result = problem.run(kernel());
+  EXPECT_TRUE(std::isnan(result.out[0]));
+  EXPECT_FLOAT_EQ(result.out[1], problem.value_at(0, 0));
+  EXPECT_TRUE(std::isnan(result.out[2]));
+}
+
+// A score of -inf that no mask asked for excludes its key too, whatever its value holds: here for rows whose query is
+// positive.
+TEST_P(AttentionKernelTest, ScoreOfMinusInfinityExcludesItsKey) {
+  for (const float poison : {0.5f, kNaN, kInfinity}) {
+    for (const bool every_key : {false, true}) {
+      AttentionProblem problem({45, 2, 290, 5, 7}, 2050);
+      for (std::int64_t row = 0; row < problem.shape.rows(); ++row) {
+        for (std::int64_t d = 0; d < 5; ++d) {
+          float& q = problem.query_at(row / 2, row % 2, d);
+          q = row % 11 == 10 ? 0.0f : std::fabs(q) + 0.1f;  // 0 * -inf makes a row NaN
+        }
+      }
+      for (std::int64_t s = 0; s < problem.shape.keys; ++s) {
+        if (!every_key && s != 3 && s != 127 && s != 260) continue;
+        for (std::int64_t d = 0; d < 5; ++d) problem.key_at(s, d) = -kInfinity;
+        problem.value_at(s, s % 7) = poison;
+      }
+      const std::string what = std::string(kernel().name) + " value " + std::to_string(poison);
+      problem.expect_right(problem.run(kernel()), what);
+      problem.expect_right(problem.run_split(kernel(), merge(), kernel().key_block), what + ", split");
+    }
+  }
+}
+
+// A NaN in one row's result makes its block be computed again: no other row's bits may change, whichever rows are beside it.
+TEST_P(AttentionKernelTest, NaNLeavesOtherRowsBitsAlone) {
+  for (const bool in_value : {false, true}) {
+    AttentionShape shape{70, 2, 300, 24, 21};
+    if (in_value) shape.visible_end = 231;
+    AttentionProblem problem(shape, 2060, 3.0);
+    const AttentionProblem::Result clean = problem.run(kernel());
+    // Rows 58 and 59, or those that see key 290.
+    if (in_value)
+      problem.value_at(290, 20) = kNaN;
+    else
+      problem.query_at(29, 0, 3) = problem.query_at(29, 1, 3) = kNaN;
+    const auto compare = [&](const AttentionProblem::Result& result, std::int64_t first_row) {
+      for (std::size_t i = 0; i < result.out.size(); ++i) {
+        const std::int64_t row = first_row + static_cast<std::int64_t>(i) / 21, e = static_cast<std::int64_t>(i) % 21;
+        if (in_value ? row >= 120 && e == 20 : row == 58 || row == 59) {
+          ASSERT_TRUE(std::isnan(result.out[i])) << kernel().name << " row " << row;
+        } else {
+          ASSERT_TRUE(same_or_right(result.out[i], clean.out[static_cast<std::size_t>(row * 21 + e)], row < 120 || !in_value))
+              << kernel().name << " row " << row << " element " << e;
+        }
+      }
+    };
+    for (const std::int64_t size : {3, 16, 47, 140}) {
+      for (std::int64_t row = 0; row < shape.rows(); row += size) {
+        compare(problem.run(kernel(), row, std::min(row + size, shape.rows())), row);
+      }
+    }
+  }
+}
+
+// Whatever bits a NaN has.
+TEST_P(AttentionKernelTest, NaNOfAnyPayloadReachesItsRow) {
+  for (const std::uint32_t bits : {0x7FC00000u, 0xFFC00000u, 0xFFFFFFFFu, 0x7F800001u, 0x7FFFFFFFu, 0xFF800010u}) {
+    for (const std::int64_t at : {0, 4, 8, 139}) {
+      AttentionProblem problem({9, 1, 140, 5, 6}, 2100);
+      float nan;
+      std::memcpy(&nan, &bits, sizeof nan);
+      problem.query_at(4, 0, at % 5) = nan;
+      problem.expect_right(problem.run(kernel()), std::string(kernel().name) + " NaN in q");
+      AttentionProblem other({9, 1, 140, 5, 6, 0.125, AttentionF32Args::unbounded_begin, 132}, 2101);
+      other.key_at(at, 2) = nan;
+      other.expect_right(other.run(kernel()), std::string(kernel().name) + " NaN in k");
+      other.expect_right(other.run_split(kernel(), merge(), kernel().key_block),
+                         std::string(kernel().name) + " NaN in k, split");
+    }
+  }
+}
+
+TEST_P(AttentionKernelTest, NaNBiasAndScoreAtExcludedKeys) {
+  AttentionProblem problem({17, 1, 133, 6, 6}, 2200);
+  problem.bias.emplace(problem.shape, true, false, true);
+  problem.mask.emplace(problem.shape, true, false, true);
+  for (std::int64_t t = 0; t < 17; ++t) {
+    for (std::int64_t s = 0; s < 133; ++s) {
+      problem.mask->at(t, 0, s) = s % 3 != 0;
+      problem.bias->at(t, 0, s) = s % 3 == 0 ? kNaN : s % 5 == 0 ? -kInfinity : 0.25f;
+    }
+  }
+  for (std::int64_t s = 0; s < 133; s += 15) problem.key_at(s, 1) = kNaN;
+  problem.expect_right(problem.run(kernel()), kernel().name);
+  problem.bias->at(5, 0, 4) = kNaN;
+  problem.expect_right(problem.run(kernel()), kernel().name);
+}
+
+TEST_P(AttentionKernelTest, SplitsMergeToTheSameAnswer) {
+  const std::int64_t block = kernel().key_block;
+  for (const std::int64_t keys : {block - 1, block, 3 * block + 5, 70 * block + 1}) {
+    for (const std::int64_t split : {block, 2 * block}) {
+      AttentionProblem problem({3, 2, keys, 5, 11}, 2300, 4.0);
+      problem.expect_right(problem.run_split(kernel(), merge(), split), std::string(kernel().name) + " split");
+    }
+  }
+  AttentionProblem empty({30, 1, 2 * block + 9, 5, 11, 0.2, AttentionF32Args::unbounded_begin, -10}, 2301);
+  empty.expect_right(empty.run_split(kernel(), merge(), block), std::string(kernel().name) + " split, empty rows");
+}
+
+TEST_P(AttentionKernelTest, NoKeysGiveZeros) {
+  AttentionProblem problem({19, 2, 8, 5, 7}, 2400);
+  problem.shape.keys = 0;
+  problem.expect_right(problem.run(kernel()), kernel().name);
+}
+
+TEST_P(AttentionKernelTest, DenormalsCostNothing) {
+  AttentionShape shape{64, 1, 512, 64, 64};
+  AttentionProblem normal(shape, 2500), denormal(shape, 2500);
+  for (std::size_t i = 0; i < denormal.key.size(); ++i) denormal.key[i] *= 1e-39f;
+  for (std::size_t i = 0; i < denormal.value.size(); ++i) denormal.value[i] *= 1e-39f;
+  const auto seconds = [&](AttentionProblem& problem) {
+    double best = 1e9;
+    for (int i = 0; i < 7; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      problem.run(kernel());
+      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return best;
+  };
+  if (!GetParam().promises_speed) GTEST_SKIP() << "this kernel promises no speed";
+  EXPECT_LT(seconds(denormal), 3 * seconds(normal)) << kernel().name;
+}
+
+TEST_P(AttentionKernelTest, LeavesTheFloatingPointEnvironmentAlone) {
+  AttentionProblem problem({5, 1, 20, 8, 8}, 2600);
+  const AttentionProblem::Result right = problem.run(kernel());
+  std::feclearexcept(FE_ALL_EXCEPT);
+  std::fesetround(FE_UPWARD);
+  const AttentionProblem::Result upward = problem.run(kernel());
+  EXPECT_EQ(std::fegetround(), FE_UPWARD);
+  std::fesetround(FE_TONEAREST);
+  volatile float tiny = 1e-39f;
+  volatile float twice = tiny + tiny;
+  EXPECT_GT(twice, 0.0f) << "denormals are flushed after the call";
+  expect_same_bits(upward.out, right.out, "under another rounding mode");
+}
+
+}  // namespace polyhead::test
