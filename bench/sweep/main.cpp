@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "support/context.hpp"
+#include "support/result_document.hpp"
 #include "sweep/cliffs.hpp"
 #include "sweep/families.hpp"
 
@@ -85,10 +85,11 @@ double confirmed_ratio(const SweepFamily& family, const Cliff& cliff, const Runt
   return ratios[placements / 2];
 }
 
-nlohmann::ordered_json entry(const SweepFamily& family, const SizedTime& time, const Runtime& runtime) {
+nlohmann::ordered_json entry(const SweepFamily& family, const SizedTime& time, const std::vector<Cliff>& cliffs,
+                             const Runtime& runtime) {
   nlohmann::ordered_json entry;
   entry["name"] = "sweep/" + family.name + "/" + std::to_string(time.size) + "/" + name(runtime.isa()) +
-                  "/threads:" + std::to_string(runtime.threads());
+                  "/threads:" + std::to_string(runtime.threads()) + "/real_time";
   entry["run_name"] = entry["name"];
   entry["run_type"] = "iteration";
   entry["iterations"] = 1;
@@ -96,11 +97,32 @@ nlohmann::ordered_json entry(const SweepFamily& family, const SizedTime& time, c
   entry["real_time"] = time.seconds * 1e6;
   entry["cpu_time"] = time.seconds * 1e6;
   entry["time_unit"] = "us";
-  entry["family"] = family.name;
-  entry["description"] = family.description;
-  entry["unit"] = family.unit;
+  entry["label"] = family.unit + " with " + family.description;  // of which the report makes a chart's words
   entry["size"] = time.size;
+  for (const Cliff& cliff : cliffs) {
+    if (cliff.size == time.size) entry["cliff"] = std::max(cliff.ratio, entry.value("cliff", 0.0));
+  }
   return entry;
+}
+
+// After every family, so that what was measured stays when the rest is not waited for.
+void write(const std::string& path, const nlohmann::ordered_json& document) {
+  std::ofstream file(path);
+  file << document.dump(1) << '\n';
+  file.close();
+  if (!file) throw std::runtime_error("--json " + path + ": cannot be written");
+}
+
+std::vector<SweepFamily> chosen_families(const std::string& part_of_name) {
+  std::vector<SweepFamily> all = sweep_families(), chosen;
+  std::string names;
+  for (SweepFamily& family : all) {
+    names += (names.empty() ? "" : ", ") + family.name;
+    if (family.name.find(part_of_name) != std::string::npos) chosen.push_back(std::move(family));
+  }
+  if (chosen.empty())
+    throw std::invalid_argument("--only: no family has '" + part_of_name + "' in its name; there are " + names);
+  return chosen;
 }
 
 }  // namespace
@@ -117,8 +139,8 @@ int main(int argc, char** argv) {
   app.add_option("--seed", seed, "Of the order within a round (1)");
   app.add_option("--json", json_path, "Write all times here, in Google Benchmark's schema");
   app.footer("Exit status: 0 none found, 1 some found, 2 bad usage or a wrong result.");
-  CLI11_PARSE(app, argc, argv);
   try {
+    app.parse(argc, argv);
     RuntimeOptions options;
     options.threads = threads;
     if (!isa.empty()) {
@@ -129,33 +151,31 @@ int main(int argc, char** argv) {
     }
     const Runtime runtime(options);
     nlohmann::ordered_json document;
-    for (const auto& [key, value] : context_entries(runtime.isa())) document["context"][key] = value;
+    document["context"] = result_context("polyhead-sweep", runtime.isa());
     document["benchmarks"] = nlohmann::ordered_json::array();
+    if (!json_path.empty()) write(json_path, document);  // now, not after minutes, it shows whether that can be done
     std::size_t found = 0;
-    for (const SweepFamily& family : sweep_families()) {
-      if (family.name.find(only) == std::string::npos) continue;
+    for (const SweepFamily& family : chosen_families(only)) {
       const std::vector<SizedTime> times = time_family(family, runtime, rounds, seed);
       std::vector<Cliff> cliffs = find_cliffs(times);
       for (Cliff& cliff : cliffs) cliff.ratio = confirmed_ratio(family, cliff, runtime, rounds);
       cliffs.erase(std::remove_if(cliffs.begin(), cliffs.end(), [](const Cliff& cliff) { return cliff.ratio <= cliff.limit; }),
                    cliffs.end());
-      std::printf("%-18s %-26s %3zu sizes, %d to %d: %zu cliffs\n", family.name.c_str(), family.description.c_str(),
-                  times.size(), static_cast<int>(times.front().size), static_cast<int>(times.back().size), cliffs.size());
+      std::printf("%-18s %-26s %3zu sizes, %d to %d: %zu cliff%s\n", family.name.c_str(), family.description.c_str(),
+                  times.size(), static_cast<int>(times.front().size), static_cast<int>(times.back().size), cliffs.size(),
+                  cliffs.size() == 1 ? "" : "s");
       for (const Cliff& cliff : cliffs) {
         std::printf("  %lld takes %.2f times as long as %lld (limit %.2f): %s\n", static_cast<long long>(cliff.size),
                     cliff.ratio, static_cast<long long>(cliff.other), cliff.limit, cliff.rule.c_str());
       }
       std::fflush(stdout);
       found += cliffs.size();
-      for (const SizedTime& time : times) document["benchmarks"].push_back(entry(family, time, runtime));
-    }
-    if (!json_path.empty()) {
-      std::ofstream file(json_path);
-      file << document.dump(1) << '\n';
-      file.close();
-      if (!file) throw std::runtime_error(json_path + ": cannot be written");
+      for (const SizedTime& time : times) document["benchmarks"].push_back(entry(family, time, cliffs, runtime));
+      if (!json_path.empty()) write(json_path, document);
     }
     return found == 0 ? 0 : 1;
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "polyhead-sweep: %s\n", error.what());
     return 2;

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "polyhead/error.hpp"
-#include "support/context.hpp"
+#include "support/result_document.hpp"
 
 namespace polyhead::cli {
 namespace {
@@ -45,21 +45,7 @@ BenchResults::BenchResults(std::string path) : path_(std::move(path)) {
 }
 
 void BenchResults::set_context(Isa isa, const std::vector<bench::PluginEngine>& plugins) {
-  const bench::GoogleContext google = bench::google_context();
-  nlohmann::ordered_json context;
-  context["date"] = google.date;
-  context["host_name"] = google.host_name;
-  context["executable"] = "polyhead bench";
-  context["num_cpus"] = google.num_cpus;
-  context["mhz_per_cpu"] = google.mhz_per_cpu;
-  context["caches"] = nlohmann::ordered_json::array();
-  for (const bench::Cache& cache : google.caches) {
-    context["caches"].push_back(
-        {{"type", cache.type}, {"level", cache.level}, {"size", cache.bytes}, {"num_sharing", cache.shared_by}});
-  }
-  context["load_avg"] = google.load_avg;
-  context["library_build_type"] = google.library_build_type;
-  for (const auto& [key, value] : bench::context_entries(isa)) context[key] = value;
+  nlohmann::ordered_json context = bench::result_context("polyhead bench", isa);
   for (const bench::PluginEngine& plugin : plugins) {
     context["plugin " + plugin.name] =
         plugin.description.empty() ? plugin.library : fmt::format("{} ({})", plugin.library, plugin.description);
