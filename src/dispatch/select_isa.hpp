@@ -45,7 +45,7 @@ constexpr Isa next_plainer(Isa isa) noexcept {
   }
 }
 
-// Whether a target is taken where nobody asks for one. The kernel for amx has not run on hardware yet: decision 010 says when
+// Whether a target is taken where nobody asks for one. The kernel for amx has not run on hardware yet: decision 011 says when
 // this ends.
 constexpr bool chosen_unasked(Isa isa) noexcept {
   return isa != Isa::amx;
