@@ -13,6 +13,7 @@
 
 #include "suite.hpp"
 #include "support/context.hpp"
+#include "support/lists.hpp"
 
 namespace {
 
@@ -35,21 +36,14 @@ void print_help() {
   benchmark::PrintDefaultHelp();
 }
 
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> parts;
-  std::istringstream stream(list);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
-  return parts;
-}
-
 std::vector<Isa> parse_isas(const std::string& list) {
   if (list == "all") return available_isas();
   std::vector<Isa> isas;
-  for (const std::string& wanted : split(list)) {
+  for (const std::string& wanted : bench::split_list(list)) {
     bool found = false;
     for (const Isa isa : available_isas()) {
       if (wanted == name(isa)) {
-        isas.push_back(isa);
+        bench::add_once(isas, isa);
         found = true;
       }
     }
@@ -65,11 +59,11 @@ std::vector<int> parse_threads(const std::string& list) {
     for (int count = 1; count <= Runtime().threads(); ++count) threads.push_back(count);
     return threads;
   }
-  for (const std::string& part : split(list)) {
+  for (const std::string& part : bench::split_list(list)) {
     if (part.empty() || part.size() > 4 || part.find_first_not_of("0123456789") != std::string::npos || std::stoi(part) < 1) {
       throw std::invalid_argument("--threads: '" + part + "' is not a number of threads");
     }
-    threads.push_back(std::stoi(part));
+    bench::add_once(threads, std::stoi(part));
   }
   if (threads.empty()) throw std::invalid_argument("--threads: names nothing");
   return threads;
@@ -77,7 +71,7 @@ std::vector<int> parse_threads(const std::string& list) {
 
 void parse_caches(const std::string& list, bench::SuiteOptions& options) {
   options.warm = options.cold = false;
-  for (const std::string& part : split(list)) {
+  for (const std::string& part : bench::split_list(list)) {
     if (part != "warm" && part != "cold") throw std::invalid_argument("--caches: '" + part + "' is neither warm nor cold");
     (part == "warm" ? options.warm : options.cold) = true;
   }
@@ -122,6 +116,7 @@ bench::SuiteOptions read_options(int* argc, char** argv) {
     } else if (flag == "--wrong-result") {
       options.wrong_result = value;
     } else if (flag == "--plugin") {
+      if (value.empty()) throw std::invalid_argument("--plugin: names no library");
       options.plugins.push_back(value);
     } else if (flag == "--real-operands") {
       options.real_operands = value;

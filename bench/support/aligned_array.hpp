@@ -14,6 +14,7 @@ class AlignedArray {
  public:
   AlignedArray() = default;
   explicit AlignedArray(std::size_t count) : count_(count) {
+    if (count > (static_cast<std::size_t>(-1) - 63) / sizeof(float)) throw std::bad_alloc();
     const std::size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
     data_.reset(static_cast<float*>(std::aligned_alloc(64, bytes == 0 ? 64 : bytes)));
     if (!data_) throw std::bad_alloc();

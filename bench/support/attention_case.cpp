@@ -4,10 +4,12 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "polyhead/error.hpp"
 #include "support/evict.hpp"
+#include "support/machine.hpp"
 
 namespace polyhead::bench {
 namespace {
@@ -28,7 +30,9 @@ Visible visible_keys(const AttentionWorkload& workload, std::int64_t key_length,
   Visible visible{0, key_length - 1};
   if (workload.causal != Causal::none) visible.last = std::min(visible.last, query + offset);
   if (workload.window_left != Mask::unbounded) visible.first = std::max(visible.first, query + offset - workload.window_left);
-  if (workload.window_right != Mask::unbounded) visible.last = std::min(visible.last, query + offset + workload.window_right);
+  if (workload.window_right != Mask::unbounded) {  // which may be as large as a number can be
+    visible.last = std::min(visible.last, query + offset + std::min(workload.window_right, key_length + workload.query_length));
+  }
   return visible;
 }
 
@@ -36,6 +40,26 @@ std::size_t count_of(const std::vector<std::int64_t>& sizes) {
   std::size_t count = 1;
   for (const std::int64_t size : sizes) count *= static_cast<std::size_t>(size);
   return count;
+}
+
+// The workload, when its operands fit into the memory there is: a system that grants more than it has ends the process, or a
+// neighbour's, when the memory is written to.
+const AttentionWorkload& fitting(const AttentionWorkload& w) {
+  const auto product = [](std::int64_t a, std::int64_t b, std::int64_t c) {
+    return static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c);
+  };
+  const double queries = product(w.batch, w.heads, w.query_length), keys = product(w.batch, w.kv_heads, w.key_length);
+  const double bytes = sizeof(float) * (queries + keys) * (static_cast<double>(w.head_dim) + static_cast<double>(w.value_dim)) +
+                       (w.padded ? sizeof(std::int64_t) * static_cast<double>(w.batch) : 0.0);
+  const std::int64_t available = available_memory(platform::read_file);
+  if (available > 0 && bytes > static_cast<double>(available)) {
+    std::ostringstream text;
+    text.precision(3);
+    text << "its operands take " << bytes * 1e-9 << " GB, and " << static_cast<double>(available) * 1e-9
+         << " GB of memory are available";
+    throw Error(ErrorCode::out_of_memory, text.str());
+  }
+  return w;
 }
 
 AlignedArray given_or_random(const char* name, AlignedArray given, const std::vector<std::int64_t>& sizes, std::uint64_t seed) {
@@ -56,7 +80,7 @@ AttentionCase::AttentionCase(const AttentionWorkload& workload, const Runtime& r
     : AttentionCase(workload, runtime, Operands{}) {}
 
 AttentionCase::AttentionCase(const AttentionWorkload& workload, const Runtime& runtime, Operands operands)
-    : workload_(workload),
+    : workload_(fitting(workload)),
       key_lengths_(operands.key_lengths.empty() ? workload.key_lengths() : std::move(operands.key_lengths)) {
   const auto& w = workload_;
   query_ = given_or_random("query", std::move(operands.query), {w.batch, w.heads, w.query_length, w.head_dim}, 1);

@@ -1,5 +1,6 @@
 #include "support/workload.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -132,6 +133,16 @@ AttentionWorkload parse_shape(const std::string& text) {
   workload.head_dim = sizes.at("d");
   workload.value_dim = size_or("e", workload.head_dim);
   if (workload.heads % workload.kv_heads != 0) bad_shape(text, "g must divide h");
+  // Whoever multiplies these sizes may then do so in 64 bits.
+  constexpr double most_elements = 1e15;
+  const auto elements = [&](std::int64_t heads, std::int64_t length) {
+    return static_cast<double>(workload.batch) * static_cast<double>(heads) * static_cast<double>(length) *
+           static_cast<double>(std::max(workload.head_dim, workload.value_dim));
+  };
+  if (elements(workload.heads, workload.query_length) > most_elements ||
+      elements(workload.kv_heads, workload.key_length) > most_elements) {
+    bad_shape(text, "an operand would have more than 10^15 elements");
+  }
   return workload;
 }
 

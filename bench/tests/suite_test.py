@@ -48,6 +48,7 @@ class Suite(unittest.TestCase):
             expected += [f"{start}/process_time/real_time", f"{start}/cold/process_time/manual_time"]
         self.assertEqual(names, expected)
         self.assertFalse([name for name in list_names("--caches=warm") if "/cold" in name])
+        self.assertEqual(list_names("--isa=reference,reference", "--threads=2,2"), list_names("--isa=reference", "--threads=2"))
         cold = [name for name in list_names("--caches=cold", "--benchmark_filter=^(attention|gemm|softmax|layer|encoder|decode)/")]
         self.assertTrue(cold)
         self.assertTrue(all("/cold" in name for name in cold))
@@ -145,6 +146,7 @@ class Suite(unittest.TestCase):
             ("--slow-down=-1", "-1"),
             ("--slow-down=10%", "10%"),
             ("--slow-down=nan", "nan"),
+            ("--plugin=", "--plugin"),
         ):
             self.assertIn(part, run(argument, expect=2).stderr)
         run("--no-such-flag", expect=2)

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <memory>
 #include <new>
 #include <optional>
-#include <sstream>
 
 #include "bench_group.hpp"
 #include "bench_interrupt.hpp"
@@ -19,6 +19,7 @@
 #include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
 #include "polyhead/version.hpp"
+#include "support/lists.hpp"
 #include "support/plugin.hpp"
 
 namespace polyhead::cli {
@@ -33,30 +34,18 @@ struct Options {
   int repetitions = 1;
 };
 
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> parts;
-  std::istringstream stream(list);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
-  return parts;
-}
-
-template <typename Value>
-void add_once(std::vector<Value>& values, Value value) {
-  if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
-}
-
 std::vector<Isa> chosen_isas(const std::string& list) {
   const std::vector<Isa> available = available_isas();
   if (list == "all") return {available.rbegin(), available.rend()};  // the best one first: ratios are to it
   std::vector<Isa> isas;
-  for (const std::string& wanted : split(list)) {
+  for (const std::string& wanted : bench::split_list(list)) {
     const Isa isa = parse_isa(wanted);
     if (std::find(available.begin(), available.end(), isa) == available.end()) {
       std::vector<std::string> names;
       for (const Isa other : available) names.emplace_back(name(other));
       throw UsageError(fmt::format("--isa: {} is not available here; {} are", wanted, fmt::join(names, ", ")));
     }
-    add_once(isas, isa);
+    bench::add_once(isas, isa);
   }
   if (isas.empty()) isas.push_back(default_isa());
   return isas;
@@ -66,18 +55,18 @@ std::vector<int> chosen_threads(const std::string& list) {
   const int all = Runtime().threads();
   if (list == "all") {
     std::vector<int> counts{1};
-    add_once(counts, all);
+    bench::add_once(counts, all);
     return counts;
   }
   std::vector<int> counts;
-  for (const std::string& part : split(list)) {
+  for (const std::string& part : bench::split_list(list)) {
     int count = 0;
     const char* const last = part.data() + part.size();
     const auto [end, error] = std::from_chars(part.data(), last, count);
     if (error != std::errc() || end != last || count < 0 || count > 4096) {
       throw UsageError(fmt::format("--threads: '{}' is not a number of threads from 0 to 4096, or all", part));
     }
-    add_once(counts, count == 0 ? all : count);
+    bench::add_once(counts, count == 0 ? all : count);
   }
   if (counts.empty()) counts.push_back(all);
   return counts;
@@ -89,7 +78,7 @@ void check_dtype(const std::string& wanted) {
   std::vector<std::string> built;
   for (const dispatch::KernelRow& row : dispatch::kernel_rows()) {
     const std::string name = row.kind;
-    if (name.rfind(kind, 0) == 0) add_once(built, name.substr(kind.size()));
+    if (name.rfind(kind, 0) == 0) bench::add_once(built, name.substr(kind.size()));
   }
   if (std::find(built.begin(), built.end(), wanted) == built.end()) {
     throw UsageError(
@@ -198,6 +187,8 @@ class Session {
     const auto is_attention = [](const BenchWorkload& workload) { return workload.is_attention; };
     if (!options_.plugins.empty() && std::none_of(workloads_.begin(), workloads_.end(), is_attention))
       throw UsageError("--plugin: a plugin serves attention, and none of the workloads is attention");
+    if (std::count(options_.plugins.begin(), options_.plugins.end(), "") > 0)  // which would load this program itself
+      throw UsageError("--plugin: '' is no name of a library");
     return bench::load_plugins(options_.plugins);
   }
 
@@ -280,6 +271,7 @@ class Session {
 };
 
 void run_bench(const Options& options) {
+  if (std::isnan(options.min_time)) throw UsageError("--min-time: nan is not a number of seconds");  // the range lets it pass
   if (options.list) return list_workloads(options);
   Session(options).run();
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <new>
 #include <string>
 #include <utility>
@@ -21,6 +22,15 @@ int fail(ExitCode code, std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
   fmt::print(stderr, "polyhead: {}\n", message);
   return code;
+}
+
+// Output that nobody could read is a failure: a full disk behind `> results.json`, say.
+int finish() {
+  std::cout.flush();  // CLI11's help goes there
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) {
+    return fail(exit_failure, "standard output cannot be written");
+  }
+  return exit_success;
 }
 
 // The most specific subcommand that was named, for the hint after a usage error.
@@ -65,9 +75,12 @@ int main(int argc, char** argv) {
     for (const Command& command : commands) {
       if (command.app->parsed()) command.action();
     }
-    return exit_success;
+    return finish();
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) {  // --help, --version
+      app.exit(error);
+      return finish();
+    }
     return fail(exit_usage, fmt::format("{} (see {} --help)", error.what(), parsed_command(app)));
   } catch (const UsageError& error) {
     return fail(exit_usage, fmt::format("{} (see {} --help)", error.what(), parsed_command(app)));

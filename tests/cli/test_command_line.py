@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import unittest
 
 import formula
 import harness
@@ -18,6 +20,14 @@ class UsageTest(CommandTest):
 
     def test_version(self):
         self.assertRegex(self.succeed("--version"), r"\Apolyhead \d+\.\d+\.\d+\n\Z")
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "there is no /dev/full")
+    def test_output_that_nobody_can_read_is_a_failure(self):
+        for arguments in (["info"], ["--help"], ["--version"], ["bench", "--list"], ["bench", "tiny", "--min-time", "0.01", "--json", "-"]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([harness.COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+            self.assertEqual(done.returncode, 1, arguments)
+            self.assertRegex(done.stderr, r"\Apolyhead: [^\n]+\n\Z")
 
     def test_wrong_command_lines(self):
         for arguments in (
