@@ -1,0 +1,404 @@
+// attention_f32 on emulated tiles, with the vectors of one instruction set: all that a kernel is tested for, and what is
+// special about pieces. Where the machine has tiles, the emulation is compared with them bit for bit. A test file says which
+// vectors by HWY_BASELINE_TARGETS.
+#pragma once
+
+#define HWY_COMPILE_ONLY_STATIC
+#include "simd/x86/attention_tiles-inl.h"
+#include "simd/x86/tiles_emulated-inl.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "dispatch/cpu_features.hpp"
+#include "dispatch/kernel_table.hpp"
+#include "kernels/attention_kernel_suite.hpp"
+#include "polyhead/runtime.hpp"
+
+namespace polyhead::test {
+namespace {
+
+namespace target = simd::HWY_NAMESPACE;
+using simd::AttentionF32Args;
+
+const simd::AttentionKernel emulated = {"attention_f32_amx_emulated", static_cast<std::int32_t>(target::kBlockRows),
+                                        static_cast<std::int32_t>(target::kKeyBlock), &target::TileAttentionScratchBytes,
+                                        &target::RunAttentionOnTiles<target::EmulatedTiles>};
+
+constexpr Isa vectors = HWY_TARGET == HWY_AVX2 ? Isa::avx2 : Isa::avx512;
+
+bool runs_here() {
+  const std::vector<Isa> isas = available_isas();
+  return std::find(isas.begin(), isas.end(), vectors) != isas.end();
+}
+// The kernel that serves the rows that pieces cannot.
+const simd::AttentionKernel& plain() {
+  return *dispatch::kernel_table(vectors).attention_f32;
+}
+
+std::vector<KernelCase> cases() {
+  if (!runs_here()) return {};
+  return {{"emulated", &emulated, dispatch::kernel_table(vectors).merge_f32, true, false}};
+}
+INSTANTIATE_TEST_SUITE_P(Tiles, AttentionKernelTest, ::testing::ValuesIn(cases()),
+                         [](const auto& instance) { return instance.param.name; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionKernelTest);
+
+class PiecesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!runs_here()) GTEST_SKIP() << "this machine lacks " << name(vectors);
+  }
+  std::mt19937 generator{11};
+  std::int64_t pick(std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(generator);
+  }
+};
+
+// ---- tile products
+
+struct TileBytes {
+  alignas(64) std::uint16_t a[16][32], b[16][32];
+  alignas(64) float c[16][16];
+};
+
+float from_bf16(std::uint16_t bits) {
+  const std::uint32_t wide = std::uint32_t{bits} << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+float flushed(float x) {
+  return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
+}
+
+// The manual's text, one number at a time, in the test's own floating-point environment.
+void multiply_by_the_manual(TileBytes& tiles) {
+  for (int m = 0; m < 16; ++m) {
+    for (int n = 0; n < 16; ++n) {
+      float even = 0, odd = 0;
+      for (int k = 0; k < 16; ++k) {
+        even = flushed(std::fma(flushed(from_bf16(tiles.a[m][2 * k])), flushed(from_bf16(tiles.b[k][2 * n])), even));
+        odd = flushed(std::fma(flushed(from_bf16(tiles.a[m][2 * k + 1])), flushed(from_bf16(tiles.b[k][2 * n + 1])), odd));
+      }
+      tiles.c[m][n] = flushed(flushed(tiles.c[m][n]) + flushed(even + odd));
+    }
+  }
+}
+
+template <class Tiles>
+HWY_NOINLINE HWY_ATTR void multiply_unguarded(TileBytes& tiles) {
+  Tiles policy;
+  policy.Configure();
+  policy.template Load<1>(tiles.c, 64);
+  policy.template Load<4>(tiles.a, 64);
+  policy.template LoadPassing<7>(tiles.b, 64);
+  policy.template Dot<1, 4, 7>();
+  policy.template Store<1>(tiles.c, 64);
+  policy.Release();
+}
+template <class Tiles>
+void multiply(TileBytes& tiles) {
+  const simd::FlushDenormals flush;
+  multiply_unguarded<Tiles>(tiles);
+}
+
+// Exponents within `spread` of 0 (so that sums round at every step), and one number in eight near the edge of the denormals.
+TileBytes random_tiles(std::mt19937& generator, int spread, bool tiny) {
+  TileBytes tiles;
+  const auto bf16 = [&] {
+    int exponent = 127 + static_cast<int>(generator() % static_cast<unsigned>(2 * spread + 1)) - spread;
+    if (tiny && generator() % 8 == 0) exponent = static_cast<int>(generator() % 3);
+    return static_cast<std::uint16_t>((generator() & 0x807F) | static_cast<unsigned>(exponent) << 7);
+  };
+  for (auto* tile : {tiles.a, tiles.b}) {
+    for (int i = 0; i < 16; ++i) {
+      for (int j = 0; j < 32; ++j) tile[i][j] = bf16();
+    }
+  }
+  for (auto& row : tiles.c) {
+    for (float& x : row) x = from_bf16(bf16()) * 1.2345f;
+  }
+  return tiles;
+}
+
+template <class Function, class Other>
+void expect_same_products(Function one, Other other, const char* what) {
+  std::mt19937 generator(5);
+  for (int round = 0; round < 200; ++round) {
+    TileBytes x = random_tiles(generator, round % 2 ? 3 : 60, round % 4 > 1), y = x;
+    one(x);
+    other(y);
+    for (int i = 0; i < 256; ++i) {
+      ASSERT_EQ(bits_of(x.c[i / 16][i % 16]), bits_of(y.c[i / 16][i % 16])) << what << ", round " << round << ", element " << i;
+    }
+  }
+}
+
+TEST_F(PiecesTest, EmulatedProductsAreThoseOfTheManual) {
+  expect_same_products(multiply<target::EmulatedTiles>, multiply_by_the_manual, "emulated and by the manual");
+}
+
+TEST_F(PiecesTest, EmulatedProductsAreThoseOfTheMachine) {
+  if (!dispatch::cpu_features().amx_bf16 || !dispatch::request_tile_permission()) GTEST_SKIP() << "this machine lacks AMX";
+  expect_same_products(multiply<target::EmulatedTiles>, multiply<target::HardwareTiles>, "emulated and by the machine");
+}
+
+// ---- pieces
+
+HWY_NOINLINE HWY_ATTR void split(const float* from, float* high, float* middle, float* low) {
+  const target::FloatTag df;
+  const target::Pieces pieces = target::SplitIntoPieces(df, target::hn::LoadU(df, from));
+  target::hn::StoreU(target::hn::BitCast(df, pieces.high), df, high);
+  target::hn::StoreU(target::hn::BitCast(df, pieces.middle), df, middle);
+  target::hn::StoreU(target::hn::BitCast(df, pieces.low), df, low);
+}
+
+TEST_F(PiecesTest, PiecesAddUpExactly) {
+  for (int round = 0; round < 20000; ++round) {
+    float x[16] = {}, high[16], middle[16], low[16];  // of which a vector uses what it holds
+    for (int i = 0; i < target::kFloatLanes; ++i) {
+      float& value = x[i];
+      const std::uint32_t bits = (static_cast<std::uint32_t>(generator()) & 0x807FFFFFu) |
+                                 static_cast<std::uint32_t>(pick(27, 254)) << 23;  // 2^-100 to the largest
+      std::memcpy(&value, &bits, sizeof value);
+    }
+    if (round == 0) x[0] = std::numeric_limits<float>::max(), x[1] = std::numeric_limits<float>::lowest(), x[2] = 0.0f;
+    split(x, high, middle, low);
+    for (int i = 0; i < target::kFloatLanes; ++i) {
+      ASSERT_EQ(static_cast<double>(high[i]) + middle[i] + low[i], static_cast<double>(x[i])) << x[i];
+      for (const float piece : {high[i], middle[i], low[i]}) ASSERT_EQ(bits_of(piece) & 0xFFFFu, 0u) << x[i];
+    }
+  }
+}
+
+// ---- attention
+
+TEST_F(PiecesTest, SizesAroundTileEdges) {
+  const std::vector<std::int64_t> edges = {1,  2,  7,  15, 16, 17, 31, 32,  33,  47,  48, 49,
+                                           63, 64, 65, 80, 95, 96, 97, 127, 128, 129, 130};
+  const auto edge = [&] { return edges[static_cast<std::size_t>(pick(0, static_cast<std::int64_t>(edges.size()) - 1))]; };
+  for (std::uint32_t i = 0; i < 150; ++i) {
+    AttentionShape shape{edge(), pick(1, 3), edge(), edge(), edge()};
+    shape.gap = pick(0, 2);
+    shape.heads_outside = pick(0, 1) != 0;
+    if (i % 3 == 1) shape.visible_end = shape.keys - shape.queries + 1;
+    if (i % 3 == 2) shape.visible_begin = -pick(0, 70), shape.visible_end = shape.visible_begin + pick(1, 140);
+    AttentionProblem problem(shape, 3000 + i, i % 2 ? 1.0 : 4.0);
+    problem.expect_right(problem.run(emulated), emulated.name);
+  }
+  for (const std::int64_t size : edges) {
+    AttentionProblem heads({40, 1, 70, size, 131 - size}, 3200);
+    heads.expect_right(heads.run(emulated), emulated.name);
+    AttentionProblem keys({5, 1, size, 64, 64}, 3201);
+    keys.expect_right(keys.run(emulated), emulated.name);
+  }
+}
+
+// More row blocks than share a pass over the keys, more keys than are packed at once; whatever the range of rows, the same
+// bits.
+TEST_F(PiecesTest, ManyRowsAndKeys) {
+  for (const bool causal : {false, true}) {
+    AttentionShape shape{150, 4, 4500, 4, 6};
+    if (causal) shape.visible_end = 4351;
+    AttentionProblem problem(shape, 3300, 3.0);
+    const AttentionProblem::Result all = problem.run(emulated);
+    problem.expect_right(all, emulated.name);
+    for (const auto& [begin, end] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 5}, {31, 98}, {500, 600}}) {
+      const AttentionProblem::Result some = problem.run(emulated, begin, end);
+      expect_same_bits(some.out, {all.out.begin() + begin * 6, all.out.begin() + end * 6}, "some rows");
+      expect_same_bits(some.lse, {all.lse.begin() + begin, all.lse.begin() + end}, "some rows' lse");
+    }
+  }
+  AttentionShape window{400, 1, 4500, 300, 260};  // big heads: few keys are packed at once
+  window.visible_begin = 3000, window.visible_end = 3300;
+  AttentionProblem problem(window, 3301);
+  problem.expect_right(problem.run(emulated), emulated.name);
+}
+
+struct Error {
+  double squares = 0, worst_share = 0;
+};
+
+// Against float64: the sum of squares, and the largest error as a share of the bound.
+Error error_of(AttentionProblem& problem, const simd::AttentionKernel& kernel) {
+  const AttentionProblem::Result result = problem.run(kernel);
+  Error error;
+  for (std::int64_t row = 0; row < problem.shape.rows(); ++row) {
+    const AttentionProblem::Row want = problem.expected(row / problem.shape.group, row % problem.shape.group);
+    for (std::int64_t e = 0; e < problem.shape.value_dim; ++e) {
+      const double off = std::fabs(result.out[static_cast<std::size_t>(row * problem.shape.value_dim + e)] -
+                                   want.out[static_cast<std::size_t>(e)]);
+      error.squares += off * off;
+      error.worst_share = std::max(error.worst_share, off / want.tolerance);
+    }
+  }
+  return error;
+}
+
+// Strict f32 may be served through pieces only where that is no less exact than plain multiply-adds. Large queries leave a row
+// with one or two keys that count, so that few rows make the whole error: many are summed up.
+TEST_F(PiecesTest, ErrorIsAtMostThatOfPlainMultiplyAdds) {
+  for (const double query_size : {1.0, 8.0, 64.0}) {
+    double ours = 0, plain_kernel = 0;
+    for (const std::int64_t dim : {32, 64, 80, 128}) {
+      for (std::uint32_t seed = 0; seed < (query_size > 1 ? 4u : 1u); ++seed) {
+        AttentionProblem problem({96, 1, 320, dim, dim, 1 / std::sqrt(static_cast<double>(dim))}, 3400 + 10 * seed, query_size);
+        const Error error = error_of(problem, emulated);
+        EXPECT_LE(error.worst_share, 1.0) << "D " << dim << ", q x " << query_size;
+        ours += error.squares;
+        plain_kernel += error_of(problem, plain()).squares;
+      }
+    }
+    EXPECT_LE(ours, plain_kernel) << "q x " << query_size;
+    RecordProperty("rms_of_plain_at_q_x_" + std::to_string(static_cast<int>(query_size)),
+                   std::to_string(std::sqrt(ours / plain_kernel)));
+  }
+}
+
+// Scores that grow from key to key, cancel, or lie far apart: the shift moves in every step, up to the ends of the range.
+TEST_F(PiecesTest, HardScores) {
+  for (const int kind : {0, 1, 2, 3, 4}) {
+    for (const std::int64_t keys : {64, 300}) {
+      AttentionProblem problem({37, 1, keys, 33, 17, 1.0}, 3500 + static_cast<std::uint32_t>(kind));
+      for (std::int64_t s = 0; s < keys; ++s) {
+        for (std::int64_t d = 0; d < 33; ++d) {
+          float& k = problem.key_at(s, d);
+          if (kind == 0) k = d == 0 ? 0.5f * static_cast<float>(s) : 0.01f * k;           // growing
+          if (kind == 1) k = d == 0 ? -0.5f * static_cast<float>(s) : 0.01f * k;          // falling
+          if (kind == 2) k = d % 2 ? -problem.key_at(s, d - 1) * 1.0000001f : k * 1e3f;   // pairs that cancel
+          if (kind == 3) k *= s % 67 == 5 ? 1e4f : 1e-3f;                                 // few keys far above all others
+          if (kind == 4) k = std::ldexp(k, static_cast<int>((s * 7 + d * 3) % 80) - 60);  // exponents of all sizes
+        }
+      }
+      for (std::int64_t t = 0; t < 37; ++t) {
+        if (kind < 2) problem.query_at(t, 0, 0) = 1.0f;
+        for (std::int64_t d = 1; kind == 2 && d < 32; d += 2) problem.query_at(t, 0, d) = problem.query_at(t, 0, d - 1);
+      }
+      problem.expect_right(problem.run(emulated), "kind " + std::to_string(kind));
+      problem.expect_right(problem.run_split(emulated, *dispatch::kernel_table(vectors).merge_f32, emulated.key_block),
+                           "kind " + std::to_string(kind) + ", split");
+    }
+  }
+}
+
+// Rows whose operands pieces cannot stand for have the plain kernel's bits, and their neighbours the bits they have without
+// them.
+TEST_F(PiecesTest, RowsOutOfRangeAreThePlainKernels) {
+  struct Case {
+    char operand;
+    float value;
+    bool apart;  // whether pieces cannot stand for it
+  };
+  const float huge = std::numeric_limits<float>::max();
+  for (const Case& c : std::vector<Case>{{'q', 1e16f, true},
+                                         {'q', -huge, true},
+                                         {'q', kNaN, true},
+                                         {'q', kInfinity, true},
+                                         {'q', 1e-36f, false},
+
+                                         {'k', 1e16f, true},
+                                         {'k', -huge, true},
+                                         {'k', 1e-42f, false},
+                                         {'k', 1e14f, false},
+                                         {'k', kNaN, true},
+                                         {'v', 1e31f, true},
+                                         {'v', 1e29f, false},
+                                         {'v', huge, true},
+                                         {'v', -kInfinity, true},
+                                         {'v', 1e-42f, false}}) {
+    AttentionShape shape{70, 2, 290, 40, 21, 0.125, AttentionF32Args::unbounded_begin, 221};
+    AttentionProblem problem(shape, 3600);
+    const AttentionProblem::Result clean = problem.run(emulated);
+    const std::int64_t first_seen = c.operand == 'q' ? 2 * 29 : 2 * (260 - 220);  // the first row that it reaches
+    if (c.operand == 'q') problem.query_at(29, 0, 7) = c.value;
+    if (c.operand == 'k') problem.key_at(260, 11) = c.value;
+    if (c.operand == 'v') problem.value_at(260, 20) = c.value;
+    const AttentionProblem::Result ours = problem.run(emulated), fallback = problem.run(plain());
+    const std::string what = std::string(1, c.operand) + " = " + std::to_string(c.value);
+    std::int64_t differing = 0;
+    for (std::int64_t row = 0; row < shape.rows(); ++row) {
+      const bool reached = c.operand == 'q' ? row == first_seen : row >= first_seen;
+      const auto row_of = [&](const AttentionProblem::Result& result) {
+        std::vector<float> values(result.out.begin() + row * 21, result.out.begin() + (row + 1) * 21);
+        values.push_back(result.lse[static_cast<std::size_t>(row)]);
+        return values;
+      };
+      if (!reached) {
+        expect_same_bits(row_of(ours), row_of(clean), what + ", row " + std::to_string(row));
+      } else if (c.apart) {
+        expect_same_bits(row_of(ours), row_of(fallback), what + ", row " + std::to_string(row));
+      } else {
+        for (std::size_t i = 0; i < 22; ++i) differing += bits_of(row_of(ours)[i]) != bits_of(row_of(fallback)[i]);
+      }
+    }
+    EXPECT_EQ(differing > 0, !c.apart) << what << ": by the plain kernel or not";
+    if (std::isfinite(c.value) && std::fabs(c.value) < 1e20f) problem.expect_right(ours, what);
+    // The same rows in another company.
+    for (const std::int64_t size : {1, 13, 40}) {
+      std::vector<float> out;
+      for (std::int64_t row = 0; row < shape.rows(); row += size) {
+        const AttentionProblem::Result some = problem.run(emulated, row, std::min(row + size, shape.rows()));
+        out.insert(out.end(), some.out.begin(), some.out.end());
+      }
+      expect_same_bits(out, ours.out, what + ", in ranges of " + std::to_string(size));
+    }
+  }
+}
+
+// A key is judged by its largest value: tiny ones beside it lose nothing that counts, a key of tiny values alone would.
+TEST_F(PiecesTest, TinyValues) {
+  for (const int exponent : {-40, -58, -62, -90, -110, -125, -140}) {
+    for (const bool all : {false, true}) {
+      AttentionProblem problem({35, 1, 100, 16, 18}, 3700);
+      for (std::int64_t s = 0; s < 100; ++s) {
+        for (std::int64_t e = all ? 0 : 9; e < 18; ++e) problem.value_at(s, e) = std::ldexp(problem.value_at(s, e), exponent);
+      }
+      const AttentionProblem::Result result = problem.run(emulated);
+      // Below 2^-126 results may be flushed.
+      if (exponent > -100 || !all) problem.expect_right(result, "values of 2^" + std::to_string(exponent));
+      if (all && exponent <= -62 && exponent > -125) expect_same_bits(result.out, problem.run(plain()).out, "tiny values");
+    }
+  }
+}
+
+// Keys at which a row's mask or bias excludes what is out of range; every kind of mask at once, and split.
+TEST_F(PiecesTest, ExcludedKeysMayHoldAnything) {
+  for (std::uint32_t round = 0; round < 12; ++round) {
+    AttentionShape shape{pick(20, 60), pick(1, 3), 200, 20, 19};
+    if (round % 2) shape.visible_end = 200 - shape.queries + 1;
+    AttentionProblem problem(shape, 3800 + round, 2.0);
+    if (round % 3 != 1) problem.mask.emplace(shape, round % 4 != 0, true, true);
+    if (round % 3 != 0) problem.bias.emplace(shape, true, round % 4 != 1, true);
+    for (std::size_t i = 0; problem.mask && i < problem.mask->values->size(); ++i) (*problem.mask->values)[i] = pick(0, 3) != 0;
+    for (std::size_t i = 0; problem.bias && i < problem.bias->values->size(); ++i) {
+      (*problem.bias->values)[i] = pick(0, 3) ? static_cast<float>(pick(-2, 2)) : -kInfinity;
+    }
+    const AttentionProblem::Result clean = problem.run(emulated);
+    const std::vector<std::int64_t> bad = {0, 31, 64, 127, 190, 199};
+    for (const std::int64_t s : bad) {
+      problem.key_at(s, s % 20) = s % 2 ? kNaN : std::numeric_limits<float>::max();
+      problem.value_at(s, s % 19) = s % 3 ? kInfinity : 1e-30f;
+    }
+    const AttentionProblem::Result ours = problem.run(emulated), fallback = problem.run(plain());
+    for (std::int64_t row = 0; row < shape.rows(); ++row) {
+      bool sees = false;
+      for (const std::int64_t s : bad) sees |= problem.allowed(row / shape.group, row % shape.group, s);
+      for (std::int64_t i = row * 19; i < (row + 1) * 19; ++i) {
+        const std::size_t at = static_cast<std::size_t>(i);
+        const float want = sees ? fallback.out[at] : clean.out[at];
+        ASSERT_EQ(bits_of(ours.out[at]), bits_of(want))
+            << shape.text() << ", round " << round << ", row " << row << " sees " << sees;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace polyhead::test
