@@ -1,7 +1,6 @@
 // attention_f32 for CPUs with AMX.
 #include "simd/x86/attention_tiles-inl.h"
 
-HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE::amx {
 
 extern const AttentionKernel attention_f32;
@@ -10,4 +9,3 @@ const AttentionKernel attention_f32 = {"attention_f32_amx", static_cast<std::int
                                        &RunAttentionOnTiles<HardwareTiles>};
 
 }  // namespace polyhead::simd::HWY_NAMESPACE::amx
-HWY_AFTER_NAMESPACE();
