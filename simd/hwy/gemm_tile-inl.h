@@ -128,10 +128,13 @@ constexpr int kPanelWidth = kPanelVectors * kLanes;
 // Up to so many rows in all, a tile spans several panels: a chain of multiply-adds takes one step in 4 cycles, so one row of
 // one panel would leave the multipliers idle, and summing in several streams over k would change the bits.
 constexpr int kFewRows = kManyRegisters || kSixteenWithFma ? 4 : 3;
-// Steps of k in one turn of the loop: 25 instructions for 12 multiply-adds become 20. It shows where a core's issue slots are
-// shared with another hardware thread's, hardly on a core alone. Tiles of several panels are bound by memory.
+// Steps of k in one turn of the loop. AVX2: 25 instructions for 12 multiply-adds become 20, which shows where a core's issue
+// slots are shared with another hardware thread's. AVX-512: the pointers to eight rows do not fit the general registers, and
+// loading them anew in every step cost 15 %. Tiles of several panels are bound by memory.
 template <int kPanels>
-constexpr int kUnroll = kSixteenWithFma ? (kPanels > 1 ? 2 : 4) : 1;
+constexpr int kUnroll = kSixteenWithFma                          ? (kPanels > 1 ? 2 : 4)
+                        : HWY_TARGET == HWY_AVX3 && kPanels == 1 ? 4
+                                                                 : 1;
 // The most rows of a tile of so many vectors: 8 x 1, 6 x 2, 4 x 3 with 16 registers.
 HWY_INLINE std::int64_t TileRows(std::int64_t vectors) {
   return kSixteenWithFma ? (vectors == 1 ? 8 : vectors == 2 ? 6 : 4) : kRowTile;

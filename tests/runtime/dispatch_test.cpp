@@ -306,17 +306,18 @@ TEST(KernelTable, CompleteForEveryBuiltTarget) {
         {"merge_f32", table.merge_f32->name},           {"gemm_f32", table.gemm_f32->name},
         {"layer_norm_f32", table.layer_norm_f32->name}, {"softmax_f32", table.softmax_f32->name},
         {"activation_f32", table.activation_f32->name}};
-    for (const auto& [kind, name] : names) {
+    for (const auto& entry : names) {
+      const std::string& kind = entry.first;
       // The row of this target where there is one, or else a plainer one's.
       Isa expected = isa;
-      const auto has_row = [&, kind = kind](Isa target) {
+      const auto has_row = [&](Isa target) {
         for (const dispatch::KernelRow& row : dispatch::kernel_rows()) {
           if (row.kind == kind && row.target == target) return true;
         }
         return false;
       };
       while (!has_row(expected)) expected = dispatch::next_plainer(expected);
-      EXPECT_EQ(std::string(name), kind + "_" + dispatch::isa_name(expected));
+      EXPECT_EQ(std::string(entry.second), kind + "_" + dispatch::isa_name(expected));
     }
   }
 }
