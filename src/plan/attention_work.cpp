@@ -10,9 +10,14 @@ namespace polyhead::plan {
 namespace {
 
 // Rows a kv head up to which row-major scores win: few rows leave most lanes of the transposed kernel idle, and reading K and
-// V once is then all that counts. With twice as many rows that is so only where K and V come from memory.
-constexpr std::int64_t decode_rows = 4;
-constexpr std::int64_t decode_rows_of_long_keys = 8;
+// V once is then all that counts. With more rows that is so only where K and V come from memory. With 16 lanes, long rows of K
+// help too: a row-major score pays for adding up its lanes once, whatever the row's length.
+std::int64_t decode_rows(Isa isa, const AttentionShape& shape) {
+  const bool from_memory = shape.key_length >= long_keys;
+  if (isa != Isa::avx512 && isa != Isa::amx) return from_memory ? 8 : 4;
+  if (from_memory || shape.head_dim >= 128) return 16;
+  return shape.head_dim >= 80 ? 12 : 8;
+}
 
 // Up to this many rows a kv head, a long key sequence is the only thing to cut, so keys are split at fixed multiples.
 constexpr std::int64_t split_rows = 64;
@@ -106,7 +111,7 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
     choice.reason = "transposed scores: bits must not depend on the query length";
     return choice;
   }
-  if (shape.rows() <= decode_rows || (shape.rows() <= decode_rows_of_long_keys && shape.key_length >= long_keys)) {
+  if (shape.rows() <= decode_rows(kernels.isa, shape)) {
     choice.kernel = kernels.decode_f32;
     choice.reason = "row-major scores: few query rows a kv head";
   } else {
@@ -171,12 +176,12 @@ std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, 
   // A smaller run may be served by another kernel, or split where the largest is not: the sizes at which choices change.
   const std::int64_t group = maximum.group();
   std::size_t most = 0;
-  for (const std::int64_t queries :
-       {maximum.query_length, split_rows / group, decode_rows_of_long_keys / group, decode_rows / group, std::int64_t{1}}) {
-    for (const std::int64_t keys : {maximum.key_length, long_keys - 1}) {
-      AttentionShape shape = maximum;
+  for (const std::int64_t keys : {maximum.key_length, long_keys - 1}) {
+    AttentionShape shape = maximum;
+    shape.key_length = std::min(keys, maximum.key_length);
+    for (const std::int64_t queries :
+         {maximum.query_length, split_rows / group, decode_rows(kernels.isa, shape) / group, std::int64_t{1}}) {
       shape.query_length = std::min(queries, maximum.query_length);
-      shape.key_length = std::min(keys, maximum.key_length);
       if (shape.query_length == 0) continue;
       const AttentionChoice choice = choose_attention(shape, mask, length_invariant, kernels);
       most = std::max(most, scratch_bytes(choice, shape, shape.rows()));
