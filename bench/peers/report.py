@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts the newest results of bench/peers/compare.py for each kind of CPU into README.md: chart and tables.
+"""Puts the newest results of bench/peers/compare.py for each kind of CPU and instruction set into README.md: chart and tables.
 
   report.py [RESULTS FOLDER] [README.md]      draws docs/speed.svg beside the README, and replaces what lies between its lines
                                               <!-- measured --> and <!-- /measured -->
@@ -40,7 +40,7 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
 def newest_runs(folder):
-    """The last whole run of each kind of CPU, the last measured first."""
+    """The last whole run of each kind of CPU and instruction set, the last measured first."""
     newest = {}
     for path in sorted(glob.glob(os.path.join(folder, "*.json"))):
         with open(path, encoding="utf-8") as file:
@@ -51,13 +51,13 @@ def newest_runs(folder):
                 raise PerfError(f"{path}: is not JSON: {error}") from None
         run = load(path)
         when = run.context.get("started") or run.context["date"]
-        cpu = run.context["cpu"]
+        kind = (run.context["cpu"], run.context.get("isa"))
         if (
             run.complete
             and any(run.cases(part, threads) for part, threads in run.parts())
-            and (cpu not in newest or newest[cpu][0] <= when)
+            and (kind not in newest or newest[kind][0] <= when)
         ):
-            newest[cpu] = (when, run)
+            newest[kind] = (when, run)
     if not newest:
         raise PerfError(f"{folder}: no whole results of Polyhead beside a peer's")
     return [run for _, run in sorted(newest.values(), key=lambda pair: pair[0], reverse=True)]

@@ -5,7 +5,7 @@ import os
 import time
 
 # Results measured with different ones of these do not belong under one heading.
-IDENTITY = ("cpu", "isa", "commit", "versions", "budget")
+IDENTITY = ("cpu", "isa", "limits", "commit", "versions", "budget")
 
 
 def _case(of):

@@ -281,6 +281,14 @@ def test_each_kind_of_cpu_has_its_newest_run_and_interrupted_ones_have_none(tmp_
     assert check(tmp_path).returncode == 1, "an interrupted run is shown"
 
 
+def test_an_older_instruction_set_on_the_same_cpu_is_a_kind_of_its_own(tmp_path):
+    (run,) = made(tmp_path, report_files.CPUS[:1])
+    report_files.peers_file(tmp_path / "results" / "before.json", -1)
+    assert check(tmp_path).returncode == 0, "an older run of the same kind is not shown"
+    report_files.peers_file(tmp_path / "results" / "forced.json", -1, isa="sse4")
+    assert run.context["isa"] != "sse4" and check(tmp_path).returncode == 1
+
+
 def test_a_readme_without_its_marks_is_an_error(tmp_path):
     made(tmp_path, report_files.CPUS[:1])
     (tmp_path / "README.md").write_text("# A\n")
