@@ -285,8 +285,8 @@ std::string AttentionPlan::explain() const {
           : "");
   add("scale        %.9g\n", changes_.scale);
   if (changes_.softcap > 0) add("softcap      %.9g\n", changes_.softcap);
-  if (changes_.alibi) add("ALiBi        a slope a query head\n");
-  if (changes_.sink) add("sink         a logit a query head, joins finished rows\n");
+  if (changes_.alibi) text += "ALiBi        a slope a query head\n";
+  if (changes_.sink) text += "sink         a logit a query head, joins finished rows\n";
   add("workspace    %zu bytes\n", workspace_bytes_);
   return text;
 }

@@ -237,14 +237,14 @@ TEST_P(ScoresTest, ComposeWithEveryMaskAndKernel) {
   std::uint64_t seed = 20;
   for (const Mask& mask : masks)
     for (int kind = 1; kind < 8; ++kind)
-      for (const std::int64_t query_length : {1, 2, 70})
-        for (const std::int64_t head_dim : {24, 72}) {
-          if (query_length == 70 && kind != 7) continue;
-          Random random(++seed);
-          AttentionSpec spec = attention_spec(2, 4, 2, query_length, 290, head_dim, head_dim, mask);
-          spec = with(spec, (kind & 1) != 0 ? 1.5 : 0.0, (kind & 2) != 0, (kind & 4) != 0);
-          ASSERT_TRUE(run_and_compare(make_case(spec, random), runtime()));
-        }
+      for (const std::int64_t query_length : {1, 2, 70}) {
+        if (query_length == 70 && kind != 7) continue;
+        Random random(++seed);
+        const std::int64_t head_dim = seed % 2 == 0 ? 24 : 72;  // decoding has a path of its own for short heads
+        AttentionSpec spec = attention_spec(2, 4, 2, query_length, 290, head_dim, head_dim, mask);
+        spec = with(spec, (kind & 1) != 0 ? 1.5 : 0.0, (kind & 2) != 0, (kind & 4) != 0);
+        ASSERT_TRUE(run_and_compare(make_case(spec, random), runtime()));
+      }
 }
 
 TEST_P(ScoresTest, TheOneCallFunctionTellsThemApart) {
