@@ -3,7 +3,8 @@
 //     out[b,h,t,:] = sum_s softmax_s(scale * dot(query[b,h,t,:], key[b,g,s,:]) + bias[b,h,t,s]) * value[b,g,s,:],  g = h /
 //     (heads / kv_heads)
 //
-// over the keys s that the mask allows; a row with no allowed key is 0 and its lse is -inf.
+// over the keys s that the mask allows; a row with no allowed key is 0 and its lse is -inf. On request scores are capped
+// (softcap), fall with distance (ALiBi), and share the softmax with a sink.
 #pragma once
 
 #include <atomic>
@@ -37,6 +38,13 @@ struct AttentionSpec {
   // A row's bits never depend on batch, heads or threads. With this set they do not depend on query_length either (a
   // sequence in a padded batch gives the bits it gives alone), at the price of the faster kernel for very short queries.
   bool length_invariant = false;
+  // Scaled scores become softcap * tanh(score / softcap), before bias and mask. 0: they stay; else a positive finite number.
+  double softcap = 0.0;
+  // alibi_slopes are given: alibi_slopes[h] * |t + o - s| is taken off the score, o being the causal offset (without causal
+  // offsets[b] where given, else 0).
+  bool has_alibi = false;
+  // sink is given: exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0.
+  bool has_sink = false;
 };
 
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
@@ -51,6 +59,8 @@ struct AttentionInputs {
   TensorView offsets{};       // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
   TensorView boolean_mask{};  // bool or u8, broadcastable to [B, heads, T, S] (lower ranks align right); true = attend
   TensorView bias{};          // f32, broadcastable to [B, heads, T, S]
+  TensorView alibi_slopes{};  // f32 [heads], finite; given exactly when the spec has ALiBi
+  TensorView sink{};          // f32 [heads], logits; -inf is none; given exactly when the spec has a sink
 };
 
 struct RunOptions {
@@ -88,6 +98,9 @@ struct AttentionOptions {
   std::optional<double> scale;
   Mask mask{};
   bool length_invariant = false;
+  double softcap = 0.0;
+  bool has_alibi = false;
+  bool has_sink = false;
 };
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options = {});
 

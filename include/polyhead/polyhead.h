@@ -182,6 +182,9 @@ typedef struct polyhead_attention_spec {
   double scale;              /* any finite number */
   const polyhead_mask* mask; /* NULL: none; copied */
   int32_t length_invariant;  /* not 0: a row's bits do not depend on query_length either */
+  double softcap;            /* scaled scores become softcap * tanh(score / softcap), before bias and mask; 0: they stay */
+  int32_t has_alibi;         /* alibi_slopes[h] * |t + o - s| is taken off the score, o being the causal offset */
+  int32_t has_sink;          /* exp(sink[h]) is added to the softmax's denominator */
 } polyhead_attention_spec;
 
 /* Views are logical [batch, heads, length, dim] with any strides; a tensor that is not given is NULL. An output that overlaps
@@ -197,6 +200,8 @@ typedef struct polyhead_attention_inputs {
   const polyhead_tensor* offsets;      /* i32 or i64 [B], exactly when the mask has offsets */
   const polyhead_tensor* boolean_mask; /* bool or u8, broadcastable to [B, heads, T, S]; true = attend */
   const polyhead_tensor* bias;         /* f32, broadcastable to [B, heads, T, S] */
+  const polyhead_tensor* alibi_slopes; /* f32 [heads], finite; exactly when the spec has ALiBi */
+  const polyhead_tensor* sink;         /* f32 [heads], logits, -inf for none; exactly when the spec has a sink */
 } polyhead_attention_inputs;
 
 typedef struct polyhead_attention_plan polyhead_attention_plan;
@@ -221,6 +226,9 @@ typedef struct polyhead_attention_options {
   int32_t length_invariant;
   double scale;
   const polyhead_mask* mask; /* NULL: none */
+  double softcap;            /* this and the following as in polyhead_attention_spec */
+  int32_t has_alibi;
+  int32_t has_sink;
 } polyhead_attention_options;
 
 /* One call: takes the plan for the inputs' shapes from the runtime's cache, or makes it, and runs it. options may be NULL. */

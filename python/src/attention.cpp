@@ -65,6 +65,15 @@ TensorView lengths_view(const AttentionGeometry& geometry, const TensorView& len
   return result;
 }
 
+// One number for each query head; of no batch item's own.
+TensorView heads_view(const AttentionGeometry& geometry, const BorrowedArray& array, const char* argument) {
+  expect_f32(array, argument);
+  const TensorView& view = array.view();
+  if (view.rank == 1 && view.shape[0] == geometry.heads) return view;
+  throw invalid(std::string(argument) + ": is " + describe_array(view) + ", expected float32[" +
+                std::to_string(geometry.heads) + "], a number for each query head");
+}
+
 void expect_shape(const TensorView& out, const AttentionGeometry& geometry) {
   const TensorView::Dims expected = geometry.output_shape();
   bool equal = out.rank == geometry.output_rank;
@@ -78,7 +87,8 @@ void expect_shape(const TensorView& out, const AttentionGeometry& geometry) {
 
 nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_array, nb::handle value_array,
                                         nb::handle attn_mask, double dropout_p, bool is_causal, std::optional<double> scale,
-                                        bool enable_gqa, nb::handle key_lengths, nb::handle out_array) {
+                                        bool enable_gqa, nb::handle key_lengths, nb::handle out_array, double softcap,
+                                        nb::handle alibi_slopes, nb::handle sink) {
   if (dropout_p != 0) {
     throw Error(ErrorCode::unsupported,
                 "dropout_p: is " + std::to_string(dropout_p) + ", expected 0 (Polyhead runs inference only)");
@@ -93,6 +103,9 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   const AttentionGeometry geometry(query.view(), key.view(), value.view(), enable_gqa);
   const std::optional<BorrowedArray> mask = borrow_mask(attn_mask);
   const std::optional<BorrowedArray> lengths = borrow_key_lengths(key_lengths);
+  std::optional<BorrowedArray> slopes, sinks;
+  if (!alibi_slopes.is_none()) slopes.emplace(alibi_slopes, "alibi_slopes");
+  if (!sink.is_none()) sinks.emplace(sink, "sink");
 
   nb::object result = nb::borrow(out_array);
   if (out_array.is_none()) {
@@ -105,12 +118,17 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
 
   AttentionOptions options;
   options.scale = scale;
+  options.softcap = softcap;
+  options.has_alibi = slopes.has_value();
+  options.has_sink = sinks.has_value();
   if (is_causal) options.mask.causality = Causal::top_left;
   AttentionInputs inputs;
   inputs.query = inner_view(query.view(), geometry.heads);
   inputs.key = inner_view(key.view(), geometry.kv_heads);
   inputs.value = inner_view(value.view(), geometry.kv_heads);
   inputs.out = inner_view(out.view(), geometry.heads);
+  if (slopes) inputs.alibi_slopes = heads_view(geometry, *slopes, "alibi_slopes");
+  if (sinks) inputs.sink = heads_view(geometry, *sinks, "sink");
   BatchWalk walk(geometry.batch_rank, geometry.batch_shape);
   walk.add(&inputs.query, geometry.batch_strides(query.view(), 3, "query"));
   walk.add(&inputs.key, geometry.batch_strides(key.view(), 3, "key"));
@@ -153,6 +171,9 @@ attn_mask: broadcastable to [..., heads, L, S]; bool (True = attend) or floating
 dropout_p: 0, nothing else. is_causal: query t sees keys s <= t; excludes attn_mask. scale: 1 / sqrt(D) unless given.
 enable_gqa: key and value may have fewer heads, a divisor of query's; otherwise as many, or 1.
 key_lengths: int32 or int64, one for each batch item: keys from there on do not exist. Combines with every mask.
+softcap: scaled scores become softcap * tanh(score / softcap), before anything is added to or hides them; 0: they stay.
+alibi_slopes: float32 [heads]; alibi_slopes[h] * |t - s| is taken off the score of query t and key s.
+sink: float32 [heads]; exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0. -inf: none.
 out: float32 [..., heads, L, E], written to and returned; must not overlap an input. Without it a new array is made, a
 PyTorch tensor when query is one, else a NumPy array.
 
@@ -164,11 +185,11 @@ subclasses of polyhead.Error (InvalidArgumentError is a ValueError too), naming 
 void register_attention(nb::module_& module) {
   module.def("scaled_dot_product_attention", &scaled_dot_product_attention,
              nb::sig("def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, "
-                     "scale=None, enable_gqa=False, *, key_lengths=None, out=None)"),
+                     "scale=None, enable_gqa=False, *, key_lengths=None, out=None, softcap=0.0, alibi_slopes=None, sink=None)"),
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(), nb::arg("attn_mask") = nb::none(),
              nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false, nb::arg("scale") = nb::none(),
              nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(), nb::arg("out") = nb::none(),
-             documentation);
+             nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(), documentation);
 }
 
 }  // namespace polyhead::python

@@ -51,8 +51,18 @@ struct AttentionF32Args {
   std::ptrdiff_t bias_head_stride = 0;
   std::ptrdiff_t bias_key_stride = 0;
 
+  // What happens to scaled scores, in natural-log units: first softcap * tanh(score / softcap), then bias and ALiBi, then
+  // masks.
+  double softcap = 0.0;                 // 0: none; else positive and finite
+  const float* alibi_slopes = nullptr;  // slope at + g * stride, finite: slope * |t + alibi_offset - s| is taken off
+  std::ptrdiff_t alibi_stride = 0;
+  std::int64_t alibi_offset = 0;
+  // A logit at + g * stride: exp of it is added to the denominator. Partial results leave it out. Less than inf; -inf is none.
+  const float* sink = nullptr;
+  std::ptrdiff_t sink_stride = 0;
+
   // Where a row goes when this call covers all of its keys (partial == nullptr): out = sum p v / sum p, 0 where no key was
-  // allowed; lse = ln sum exp(score), -inf where no key was allowed.
+  // allowed; lse = ln sum exp(score), -inf where no key was allowed (with a sink: the sink).
   float* out = nullptr;
   std::ptrdiff_t out_stride = 0;
   std::ptrdiff_t out_head_stride = 0;
@@ -77,6 +87,8 @@ struct MergeF32Args {
   std::ptrdiff_t out_stride = 0, out_head_stride = 0;
   float* lse = nullptr;
   std::ptrdiff_t lse_stride = 0, lse_head_stride = 0;
+  const float* sink = nullptr;  // as in AttentionF32Args
+  std::ptrdiff_t sink_stride = 0;
 };
 
 struct AttentionKernel {

@@ -8,6 +8,7 @@
 #include "simd/hwy/exp2-inl.h"
 #include "simd/hwy/key_block-inl.h"
 #include "simd/hwy/row_map-inl.h"
+#include "simd/hwy/score_change-inl.h"
 #include "simd/hwy/scratch.h"
 #include "simd/hwy/transpose-inl.h"
 
@@ -72,12 +73,21 @@ static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* fa
     }
     return nan;
   }
+  const auto with_sink = [&](size_t lane) {
+    const RowMap<const float> sinks = {args.sink, 0, args.sink_stride, args.group};
+    return EndWithSink(block.shift[lane], block.denominator[lane],
+                       *sinks.At(block.first_row + static_cast<std::int64_t>(lane)));
+  };
+  if (args.sink) {
+    for (size_t lane = 0; lane < block.rows; ++lane) factor[lane] = with_sink(lane).factor;
+  }
   const RowMap<float> out = {args.out, args.out_stride, args.out_head_stride, args.group};
   const bool nan = LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
   if (args.lse) {
     const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
     for (size_t lane = 0; lane < block.rows; ++lane) {
-      *lse.At(block.first_row + static_cast<std::int64_t>(lane)) = LogOfDenominator(block.shift[lane], block.denominator[lane]);
+      *lse.At(block.first_row + static_cast<std::int64_t>(lane)) =
+          args.sink ? with_sink(lane).lse : LogOfDenominator(block.shift[lane], block.denominator[lane]);
     }
   }
   return nan;
@@ -94,13 +104,27 @@ struct MaskTables {
   float* bias;                  // [keys of a block][width]
   std::int32_t* allowed_bytes;  // [keys of a block / 4][width]
   std::int32_t* excluded_keys;  // [keys of a block]
+  float* slopes;                // [width]
+  float* positions;             // [width]
 
   void Place(Carver& carver, size_t keys, size_t width) {
     bias = carver.Take<float>(keys * width);
     allowed_bytes = carver.Take<std::int32_t>(keys / 4 * width);
     excluded_keys = carver.Take<std::int32_t>(keys);
+    slopes = carver.Take<float>(width);
+    positions = carver.Take<float>(width);
   }
 };
+
+// The slope of each row, and its position among the keys of the block that begins at `key`.
+static void PlaceDistances(const AttentionF32Args& args, const RowBlock& block, std::int64_t key, const MaskTables& tables) {
+  std::int64_t g = block.first_row - block.t_first * args.group;
+  for (size_t lane = 0; lane < block.width; ++lane) {
+    tables.slopes[lane] = ScaleInLog2Units(static_cast<double>(*Offset(args.alibi_slopes, g * args.alibi_stride)));
+    tables.positions[lane] = PositionOf(args, block.t_first + block.query_offset[lane], key);
+    if (lane + 1 < block.rows && ++g == args.group) g = 0;
+  }
+}
 
 // Reads the masks of a call, tile by tile.
 class MaskReader {
@@ -108,7 +132,8 @@ class MaskReader {
   explicit MaskReader(const AttentionF32Args& args)
       : args_(args),
         boolean_(HowItVaries(args.boolean_mask, args.mask_stride, args.mask_head_stride, args.group)),
-        bias_(HowItVaries(args.bias, args.bias_stride, args.bias_head_stride, args.group)) {}
+        bias_(HowItVaries(args.bias, args.bias_stride, args.bias_head_stride, args.group)),
+        softcap_(args.softcap) {}
 
   // Of the key block [key, end), before its tiles. False: its keys are excluded for every row.
   bool ReadKeys(std::int64_t key, std::int64_t end, const MaskTables& tables) {
@@ -155,6 +180,12 @@ class MaskReader {
         mask.bias_rows = tables.bias;
       }
     }
+    mask.change.softcap = softcap_;
+    if (args_.alibi_slopes) {
+      PlaceDistances(args_, block, key, tables);
+      mask.change.slopes = tables.slopes;
+      mask.change.positions = tables.positions;
+    }
     return true;
   }
 
@@ -162,6 +193,7 @@ class MaskReader {
   const AttentionF32Args& args_;
   const Varies boolean_;
   const Varies bias_;
+  const Softcap softcap_;
   Allowed keys_allowed_ = Allowed::all;
 };
 

@@ -132,7 +132,7 @@ struct Tile {
   std::ptrdiff_t key_stride, value_stride;
   size_t head_dim, value_dim;
   size_t begin, end;
-  const TileMask* mask;  // nullptr: every row sees every key
+  const TileMask* mask;  // nullptr: every row sees every key, with the score as it is
   bool selects;          // V holds non-finite values, which must not reach rows that exclude their keys
   bool prefetch;
   float* scores;      // [kKeyBlock][width]
@@ -335,7 +335,7 @@ class AttentionRun {
     tile.value_stride = args_.value_stride;
     tile.head_dim = static_cast<size_t>(args_.head_dim);
     tile.value_dim = static_cast<size_t>(args_.value_dim);
-    tile.mask = mask.Excludes() ? &mask : nullptr;
+    tile.mask = mask.Changes() ? &mask : nullptr;
     tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
     tile.prefetch = first && fetch_;
     tile.scores = space_.scores;

@@ -1,5 +1,5 @@
-// What excludes keys from rows, and what is added to scores: structural limits, boolean mask, bias. Works on one tile of
-// scores [key][row] (lane = row), as a pass between the score and the weight step.
+// What excludes keys from rows, and what is added to scores: structural limits, boolean mask, bias, and the changes of
+// score_change-inl.h before them. Works on one tile of scores [key][row] (lane = row), between the score and the weight step.
 //
 // Exclusion is a select of -inf, never an addition, so that neither a NaN score nor an extreme bias at an excluded key counts.
 #pragma once
@@ -9,6 +9,7 @@
 #include "simd/hwy/exp2-inl.h"
 #include "simd/hwy/key_block-inl.h"
 #include "simd/hwy/row_map-inl.h"
+#include "simd/hwy/score_change-inl.h"
 #include "simd/hwy/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,8 +32,9 @@ struct TileMask {
   const float* bias_keys = nullptr;  // key i at bias_keys + i * bias_key_stride bytes (Varies::keys)
   std::ptrdiff_t bias_key_stride = 0;
   const float* bias_rows = nullptr;  // [key][row]                                    (Varies::rows)
+  TileChange change;
 
-  bool Excludes() const { return structural || boolean != Varies::absent || bias != Varies::absent; }
+  bool Changes() const { return structural || boolean != Varies::absent || bias != Varies::absent || change.Wanted(); }
 };
 
 template <bool kStructural, Varies kBoolean, Varies kBias>
@@ -110,8 +112,9 @@ static inline void ApplyMaskWithBoolean(const TileMask& mask, float* scores, siz
   }
 }
 
-// Biases and masks scores[begin, end)[width] in place and raises max[width] to them.
+// Changes, biases and masks scores[begin, end)[width] in place and raises max[width] to them.
 static inline void ApplyMask(const TileMask& mask, float* scores, size_t width, size_t begin, size_t end, float* max) {
+  if (mask.change.Wanted()) ChangeTile(mask.change, scores, width, begin, end);
   if (mask.structural) return ApplyMaskWithBoolean<true>(mask, scores, width, begin, end, max);
   return ApplyMaskWithBoolean<false>(mask, scores, width, begin, end, max);
 }

@@ -3,7 +3,8 @@
 //
 // For each key block:  S[row][key] = Q K'          a few keys x a few rows a tile, lane sums brought together by transposing
 // adds
-//                      masks, bias; P = 2^(S - m)  vectors along the keys
+//                      softcap, ALiBi, masks,
+//                      bias; P = 2^(S - m)         vectors along the keys
 //                      O[row][e] += P V            a few keys x a few rows, whole rows of V
 //
 // Rows whose result holds a NaN are computed again with blocks of V looked at first, as attention_f32 does.
@@ -18,6 +19,7 @@
 #include "simd/hwy/key_block-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
 #include "simd/hwy/row_map-inl.h"
+#include "simd/hwy/score_change-inl.h"
 #include "simd/hwy/scratch.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -299,8 +301,17 @@ class DecodeRun {
       for (size_t k = span.begin; k < span.end; ++k, from = Offset(from, args.bias_key_stride)) bias_[k] = *from;
       mask.bias = bias_;
     }
+    float* row = scores_ + i * kDecodeKeyBlock;
+    if (HWY_UNLIKELY(args.softcap > 0.0 || args.alibi_slopes != nullptr)) {
+      RowChange change = {Softcap(args.softcap), args.alibi_slopes != nullptr, 0.0f, 0.0f};
+      if (change.alibi) {
+        change.slope = ScaleInLog2Units(static_cast<double>(*Offset(args.alibi_slopes, g * args.alibi_stride)));
+        change.position = PositionOf(args, t, first_key);
+      }
+      ChangeRow(change, row, kShortRows ? 0 : span.first_vector, kShortRows ? kShortRowBlock : span.end_vector);
+    }
     old_shift[i] = shift_[i];
-    shift_[i] = MaskRow<kShortRows>(span, mask, scores_ + i * kDecodeKeyBlock, shift_[i]);
+    shift_[i] = MaskRow<kShortRows>(span, mask, row, shift_[i]);
   }
 
   // alpha = 2^(old - new) for all rows.
@@ -319,12 +330,16 @@ class DecodeRun {
     const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
     const RowMap<float> out = {args.out, args.out_stride, args.out_head_stride, args.group};
     const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
+    const RowMap<const float> sinks = {args.sink, 0, args.sink_stride, args.group};
     auto nan = hn::MaskFromVec(hn::Zero(df));
     for (size_t i = 0; i < rows_; ++i) {
       const std::int64_t row = first_row + static_cast<std::int64_t>(i);
       const float l = hn::GetLane(hn::SumOfLanes(df, hn::Load(df, denominator_ + i * lanes)));
       float* to = args.partial ? args.partial + static_cast<size_t>(row - args.row_begin) * (value_dim + 2) : out.At(row);
-      const Floats factor = hn::Set(df, args.partial ? 1.0f : l == 0.0f ? 0.0f : 1.0f / l);
+      RowEnd end = {args.partial ? 1.0f : l == 0.0f ? 0.0f : 1.0f / l, 0.0f};
+      const bool with_sink = args.sink != nullptr && !args.partial;
+      if (with_sink) end = EndWithSink(shift_[i], l, *sinks.At(row));
+      const Floats factor = hn::Set(df, end.factor);
       for (size_t e = 0; e < value_dim; e += lanes) {
         // Adding 0 makes a zero positive: its sign would tell which masked keys were visited.
         const Floats v = hn::MulAdd(hn::Load(df, sums_ + i * sum_floats_ + e), factor, hn::Zero(df));
@@ -339,7 +354,7 @@ class DecodeRun {
         to[value_dim] = shift_[i];
         to[value_dim + 1] = l;
       } else if (args.lse) {
-        *lse.At(row) = LogOfDenominator(shift_[i], l);
+        *lse.At(row) = with_sink ? end.lse : LogOfDenominator(shift_[i], l);
       }
     }
     return !hn::AllFalse(df, nan);

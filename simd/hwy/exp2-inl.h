@@ -71,6 +71,23 @@ inline float LogOfDenominator(float shift, float denominator) {
   return static_cast<float>(kLn2 * (static_cast<double>(shift) + ::log2(static_cast<double>(denominator))));
 }
 
+// How a row ends: out = factor * sums; lse = ln of its denominator.
+struct RowEnd {
+  float factor, lse;
+};
+
+// Of sums and a denominator in units of 2^shift that a sink, a logit below infinity, has joined. The larger of both sets the
+// scale, since either may be out of the other's range.
+inline RowEnd EndWithSink(float shift, float denominator, float sink) {
+  if (denominator == 0.0f) return {0.0f, sink};
+  if (sink == kMinusInfinity) return {1.0f / denominator, LogOfDenominator(shift, denominator)};
+  const double row = static_cast<double>(shift), joining = static_cast<double>(sink) * kLog2E;
+  const double raised = joining > row ? joining : row;
+  const double scale = ::exp2(row - raised);
+  const double total = scale * static_cast<double>(denominator) + ::exp2(joining - raised);
+  return {static_cast<float>(scale / total), static_cast<float>(kLn2 * (raised + ::log2(total)))};
+}
+
 // scale * log2(e), rounded once and kept finite.
 inline float ScaleInLog2Units(double scale) {
   const double product = scale * kLog2E;

@@ -1,6 +1,8 @@
 // merge_f32: brings the partial results of key ranges together.
 //
 //   m = max m_i,  w_i = 2^(m_i - m),  out = sum w_i O_i / sum w_i l_i     over the parts that saw a key (l_i != 0), ascending
+//
+// A sink joins the denominator once, here.
 #include <cmath>
 
 #include "simd/contract/attention.hpp"
@@ -32,7 +34,7 @@ struct Row {
   }
 };
 
-static HWY_NOINLINE void MergeRow(const MergeF32Args& args, std::int64_t row_index, float* out, float* lse) {
+static HWY_NOINLINE void MergeRow(const MergeF32Args& args, std::int64_t row_index, float* out, float* lse, const float* sink) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
   Row row = {args, static_cast<size_t>(row_index - args.row_begin) * (value_dim + 2), kLowestFloat};
@@ -46,7 +48,9 @@ static HWY_NOINLINE void MergeRow(const MergeF32Args& args, std::int64_t row_ind
     if (split < kWeights) weights[split] = weight;
     if (row.PartDenominator(split) != 0.0f) denominator += weight * row.PartDenominator(split);
   }
-  const Floats factor = hn::Set(df, denominator == 0.0f ? 0.0f : 1.0f / denominator);
+  RowEnd end = {denominator == 0.0f ? 0.0f : 1.0f / denominator, 0.0f};
+  if (sink) end = EndWithSink(row.shift, denominator, *sink);
+  const Floats factor = hn::Set(df, end.factor);
   for (size_t e = 0; e < value_dim; e += lanes) {
     const bool whole = e + lanes <= value_dim;
     Floats sum = hn::Zero(df);
@@ -63,14 +67,15 @@ static HWY_NOINLINE void MergeRow(const MergeF32Args& args, std::int64_t row_ind
       StorePartial(sum, df, out + e, value_dim - e);
     }
   }
-  if (lse) *lse = LogOfDenominator(row.shift, denominator);
+  if (lse) *lse = sink ? end.lse : LogOfDenominator(row.shift, denominator);
 }
 
 static HWY_NOINLINE void MergeRows(const MergeF32Args& args) {
   const RowMap<float> out = {args.out, args.out_stride, args.out_head_stride, args.group};
   const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
+  const RowMap<const float> sinks = {args.sink, 0, args.sink_stride, args.group};
   for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
-    MergeRow(args, row, out.At(row), args.lse ? lse.At(row) : nullptr);
+    MergeRow(args, row, out.At(row), args.lse ? lse.At(row) : nullptr, args.sink ? sinks.At(row) : nullptr);
   }
 }
 

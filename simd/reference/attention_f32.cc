@@ -33,7 +33,31 @@ double score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, st
   const float* key = at(args.key, args.key_stride * s);
   double dot = 0.0;
   for (std::int64_t d = 0; d < args.head_dim; ++d) dot += static_cast<double>(query[d]) * static_cast<double>(key[d]);
-  return args.scale * dot + bias;
+  double score = args.scale * dot;
+  if (args.softcap > 0.0) score = args.softcap * tanh(score / args.softcap);
+  score += bias;
+  if (args.alibi_slopes) {
+    const double distance = fabs(static_cast<double>(t + args.alibi_offset - s));
+    score -= static_cast<double>(*at(args.alibi_slopes, args.alibi_stride * g)) * distance;
+  }
+  return score;
+}
+
+// How a row ends: out = scale * sums / denominator.
+struct RowEnd {
+  double scale, denominator, lse;
+};
+
+// Of sums and denominator relative to exp(shift), once the sink of head g has joined them.
+template <class Args>
+RowEnd end_of_row(const Args& args, std::int64_t g, bool seen, double shift, double denominator) {
+  const double sink = args.sink ? static_cast<double>(*at(args.sink, args.sink_stride * g)) : -kInfinity;
+  if (!seen) return {0.0, 1.0, sink};
+  if (sink == -kInfinity) return {1.0, denominator, shift + log(denominator)};
+  const double raised = sink > shift ? sink : shift;
+  const double scale = exp(shift - raised);
+  const double total = scale * denominator + exp(sink - raised);
+  return {scale, total, raised + log(total)};
 }
 
 POLYHEAD_NOINLINE void attend_rows(const AttentionF32Args& args) {
@@ -84,10 +108,13 @@ POLYHEAD_NOINLINE void attend_rows(const AttentionF32Args& args) {
       continue;
     }
     float* out = at(args.out, args.out_stride * t + args.out_head_stride * g);
-    for (std::int64_t e = 0; e < args.value_dim; ++e) out[e] = seen ? static_cast<float>(sums[e] / denominator) : 0.0f;
+    const RowEnd row_end = end_of_row(args, g, seen, shift, denominator);
+    for (std::int64_t e = 0; e < args.value_dim; ++e) {
+      out[e] = static_cast<float>(row_end.scale * sums[e] / row_end.denominator);
+    }
     if (args.lse) {
       float* lse = at(args.lse, args.lse_stride * t + args.lse_head_stride * g);
-      *lse = static_cast<float>(seen ? shift + log(denominator) : -kInfinity);
+      *lse = static_cast<float>(row_end.lse);
     }
   }
 }
@@ -119,6 +146,7 @@ POLYHEAD_NOINLINE void merge_rows(const MergeF32Args& args) {
       denominator +=
           exp2(static_cast<double>(partial[args.value_dim]) - largest) * static_cast<double>(partial[args.value_dim + 1]);
     }
+    const RowEnd row_end = end_of_row(args, g, seen, largest * kLn2, denominator);
     float* out = at(args.out, args.out_stride * t + args.out_head_stride * g);
     for (std::int64_t e = 0; e < args.value_dim; ++e) {
       double sum = 0.0;
@@ -127,11 +155,11 @@ POLYHEAD_NOINLINE void merge_rows(const MergeF32Args& args) {
         if (partial[args.value_dim] == kNoKey) continue;
         sum += exp2(static_cast<double>(partial[args.value_dim]) - largest) * static_cast<double>(partial[e]);
       }
-      out[e] = seen ? static_cast<float>(sum / denominator) : 0.0f;
+      out[e] = static_cast<float>(row_end.scale * sum / row_end.denominator);
     }
     if (args.lse) {
       float* lse = at(args.lse, args.lse_stride * t + args.lse_head_stride * g);
-      *lse = static_cast<float>(seen ? largest * kLn2 + log(denominator) : -kInfinity);
+      *lse = static_cast<float>(row_end.lse);
     }
   }
 }

@@ -428,7 +428,7 @@ class TileAttentionRun {
       hn::Store(hn::Set(df, kMinusInfinity), df, scores + i);
     }
     for (size_t j = 0; j < kBlockRows; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, max + j);
-    if (step.mask.Excludes()) {
+    if (step.mask.Changes()) {
       ApplyMask(step.mask, scores, kBlockRows, begin, step.seen_end, max);
     } else {
       for (size_t j = 0; j < kBlockRows; j += lanes) {

@@ -46,6 +46,9 @@ AttentionSpec resolve(AttentionSpec spec) {
     if (__builtin_mul_overflow(elements, size, &elements)) fail("AttentionSpec: its sizes overflow 64-bit offsets");
   }
   if (spec.scale && !std::isfinite(*spec.scale)) fail("AttentionSpec.scale", std::to_string(*spec.scale), "a finite number");
+  if (!(spec.softcap >= 0.0) || !std::isfinite(spec.softcap)) {
+    fail("AttentionSpec.softcap", std::to_string(spec.softcap), "0 (none) or a positive finite number");
+  }
   check_mask("AttentionSpec.mask", spec.mask);
   if (spec.dtype != DType::f32) {
     throw Error(ErrorCode::unsupported, std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves f32");
@@ -59,6 +62,22 @@ plan::AttentionShape shape_of(const AttentionSpec& spec) {
 
 double scale_of(const AttentionSpec& spec) {
   return spec.scale ? *spec.scale : 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
+}
+
+// Checks an operand with one number a head: finite, or -inf where that has a meaning. Returns it, and its stride in bytes.
+const float* read_heads(const char* name, const TensorView& view, std::int64_t heads, bool minus_infinity,
+                        std::ptrdiff_t* stride) {
+  check_tensor(name, view, DType::f32, {heads});
+  const std::int64_t step = heads == 1 ? 0 : view.strides[0];
+  const auto* values = static_cast<const float*>(view.data);
+  *stride = step * static_cast<std::ptrdiff_t>(sizeof(float));
+  for (std::int64_t h = 0; h < heads; ++h) {
+    const float value = values[h * step];
+    if (std::isfinite(value) || (minus_infinity && value == -std::numeric_limits<float>::infinity())) continue;
+    fail((std::string(name) + "[" + std::to_string(h) + "]").c_str(), std::to_string(value),
+         minus_infinity ? "a finite number, or -inf for no sink" : "a finite number");
+  }
+  return values;
 }
 
 void byte_strides(const TensorView& view, std::ptrdiff_t strides[3]) {
@@ -115,8 +134,8 @@ class AttentionPlanState {
  public:
   AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
       : spec_(resolve(spec)),
-        plan_(shape_of(spec_), spec_.mask, scale_of(spec_), spec_.length_invariant, runtime.state()->kernels(),
-              runtime.state()->scheduler()) {}
+        plan_(shape_of(spec_), spec_.mask, {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink},
+              spec_.length_invariant, runtime.state()->kernels(), runtime.state()->scheduler()) {}
 
   void run(const AttentionInputs& inputs, const RunOptions& options) const {
     const plan::AttentionShape shape = check_shapes(inputs);
@@ -135,11 +154,17 @@ class AttentionPlanState {
     operands.shape = shape;
     operands.mask = spec_.mask;
     operands.scale = scale_of(spec_);
+    operands.softcap = spec_.softcap;
     operands.scores =
         api::read_mask_inputs(spec_.mask, mask_inputs(inputs), {shape.batch, shape.heads, shape.query_length, shape.key_length},
                               lease.key_lengths(), lease.offsets());
     if (spec_.mask.has_key_lengths) operands.key_lengths = lease.key_lengths();
     if (spec_.mask.has_offsets) operands.offsets = lease.offsets();
+    plan::ScoreOperands& scores = operands.scores;
+    if (spec_.has_alibi) {
+      scores.alibi_slopes = read_heads("alibi_slopes", inputs.alibi_slopes, spec_.heads, false, &scores.alibi_stride);
+    }
+    if (spec_.has_sink) scores.sink = read_heads("sink", inputs.sink, spec_.heads, true, &scores.sink_stride);
     check_outputs(inputs);
     if (options.cancel && options.cancel->load(std::memory_order_relaxed))
       throw Error(ErrorCode::cancelled, "cancelled by the caller");
@@ -197,6 +222,8 @@ class AttentionPlanState {
       fail("key's length", std::to_string(shape.key_length), "at most the plan's " + std::to_string(spec_.key_length));
     }
     api::check_mask_given(spec_.mask, mask_inputs(inputs));
+    api::check_given("alibi_slopes", inputs.alibi_slopes, spec_.has_alibi, "ALiBi", "spec");
+    api::check_given("sink", inputs.sink, spec_.has_sink, "sink", "spec");
     return shape;
   }
 
@@ -211,6 +238,8 @@ class AttentionPlanState {
       check_no_overlap(output_name, output, "key", inputs.key);
       check_no_overlap(output_name, output, "value", inputs.value);
       api::check_no_overlap(output_name, output, mask_inputs(inputs));
+      check_no_overlap(output_name, output, "alibi_slopes", inputs.alibi_slopes);
+      check_no_overlap(output_name, output, "sink", inputs.sink);
     };
     check("out", inputs.out);
     if (inputs.lse.empty()) return;
@@ -280,18 +309,22 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
   spec.scale = options.scale;
   spec.mask = options.mask;
   spec.length_invariant = options.length_invariant;
+  spec.softcap = options.softcap;
+  spec.has_alibi = options.has_alibi;
+  spec.has_sink = options.has_sink;
 
   detail::CallKey key;
   key.add(attention_call).add(spec.batch).add(spec.heads).add(spec.kv_heads).add(spec.query_length).add(spec.key_length);
   key.add(spec.head_dim)
       .add(spec.value_dim)
       .add(spec.scale.value_or(0.0))
+      .add(spec.softcap)
       .add(spec.mask.window_left)
       .add(spec.mask.window_right);
   const Mask& mask = spec.mask;
   std::uint64_t flags = static_cast<std::uint64_t>(mask.causality);
   for (const bool flag : {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, spec.length_invariant,
-                          spec.scale.has_value()}) {
+                          spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
   }
   key.add(flags);

@@ -207,6 +207,8 @@ polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* g
   result.offsets = to_view(inputs.offsets, "offsets");
   result.boolean_mask = to_view(inputs.boolean_mask, "boolean_mask");
   result.bias = to_view(inputs.bias, "bias");
+  result.alibi_slopes = to_view(inputs.alibi_slopes, "alibi_slopes");
+  result.sink = to_view(inputs.sink, "sink");
   return result;
 }
 
@@ -350,6 +352,9 @@ polyhead_status polyhead_attention_plan_create(const polyhead_runtime* runtime, 
     result.scale = to_scale(spec.has_scale, spec.scale);
     result.mask = to_mask(spec.mask);
     result.length_invariant = spec.length_invariant != 0;
+    result.softcap = spec.softcap;
+    result.has_alibi = spec.has_alibi != 0;
+    result.has_sink = spec.has_sink != 0;
     hand_out(plan, polyhead::AttentionPlan(result, runtime->value));
   });
 }
@@ -381,6 +386,9 @@ polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhe
     result.scale = to_scale(options.has_scale, options.scale);
     result.mask = to_mask(options.mask);
     result.length_invariant = options.length_invariant != 0;
+    result.softcap = options.softcap;
+    result.has_alibi = options.has_alibi != 0;
+    result.has_sink = options.has_sink != 0;
     polyhead::attention(runtime->value, to_attention_inputs(inputs), result);
   });
 }

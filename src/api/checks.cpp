@@ -161,9 +161,11 @@ void check_mask(const char* name, const Mask& mask) {
   }
 }
 
-void check_given(const char* name, const TensorView& view, bool wanted, const char* mask_part) {
-  if (wanted && view.empty()) fail(name, "not given", std::string("a tensor, since the mask has ") + mask_part);
-  if (!wanted && !view.empty()) fail(name, shape_text(view), std::string("no tensor, since the mask has no ") + mask_part);
+void check_given(const char* name, const TensorView& view, bool wanted, const char* part, const char* owner) {
+  if (wanted && view.empty()) fail(name, "not given", std::string("a tensor, since the ") + owner + " has " + part);
+  if (!wanted && !view.empty()) {
+    fail(name, shape_text(view), std::string("no tensor, since the ") + owner + " has no " + part);
+  }
 }
 
 void broadcast_strides(const char* name, const TensorView& view, const std::int64_t shape[4], std::ptrdiff_t strides[4]) {

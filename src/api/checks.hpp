@@ -26,7 +26,7 @@ void check_memory(const char* name, const TensorView& view);  // the part about 
 void check_mask(const char* name, const Mask& mask);
 
 // Checks that `view` is given exactly when `wanted`, naming the mask part that decides it.
-void check_given(const char* name, const TensorView& view, bool wanted, const char* mask_part);
+void check_given(const char* name, const TensorView& view, bool wanted, const char* part, const char* owner = "mask");
 
 // Byte strides of a tensor broadcast to `shape` (rank 4; lower ranks align right, sizes 1 broadcast).
 void broadcast_strides(const char* name, const TensorView& view, const std::int64_t shape[4], std::ptrdiff_t strides[4]);

@@ -73,12 +73,13 @@ struct AttentionPlan::Run {
   char* workspace = nullptr;
 };
 
-AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, double scale, bool length_invariant,
-                             const dispatch::KernelTable& kernels, std::shared_ptr<graph::Scheduler> scheduler)
+AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, const ScoreChanges& changes,
+                             bool length_invariant, const dispatch::KernelTable& kernels,
+                             std::shared_ptr<graph::Scheduler> scheduler)
     : maximum_(maximum),
       mask_(mask),
       length_invariant_(length_invariant),
-      scale_(scale),
+      changes_(changes),
       kernels_(kernels),
       scheduler_(std::move(scheduler)) {
   choice_ = choose_attention(maximum_, mask_, length_invariant_, kernels_);
@@ -252,6 +253,7 @@ std::string AttentionPlan::explain() const {
   std::int64_t counts[3] = {};
   const std::int64_t row_block = choice_.kernel->row_block, key_block = choice_.kernel->key_block, group = maximum_.group();
   const KeyRange limits = key_range(operands, 0, 0, 0);
+  const bool every_score = mask_.has_boolean || mask_.has_bias || changes_.softcap > 0 || changes_.alibi;
   for (std::int64_t row = 0; row < maximum_.rows(); row += row_block) {
     const std::int64_t first = row / group, last = (std::min(row + row_block, maximum_.rows()) - 1) / group;
     // Within one row block the classes follow one another, so only the partial ones need a look each.
@@ -267,7 +269,7 @@ std::string AttentionPlan::explain() const {
       const auto kind =
           simd::classify_tile(first, last, tile * key_block, std::min((tile + 1) * key_block, maximum_.key_length),
                               limits.visible_begin, limits.visible_end);
-      ++counts[static_cast<int>(mask_.has_boolean || mask_.has_bias ? simd::TileClass::partial : kind)];
+      ++counts[static_cast<int>(every_score ? simd::TileClass::partial : kind)];
     }
   }
   const std::int64_t heads = maximum_.batch * maximum_.kv_heads;
@@ -281,7 +283,10 @@ std::string AttentionPlan::explain() const {
       scheduler_->threads() == 1 || cut_.nodes <= 1 || cut_.total_cost_ns < inline_below_ns
           ? " (runs inline on the caller's thread)"
           : "");
-  add("scale        %.9g\n", scale_);
+  add("scale        %.9g\n", changes_.scale);
+  if (changes_.softcap > 0) add("softcap      %.9g\n", changes_.softcap);
+  if (changes_.alibi) text += "ALiBi        a slope a query head\n";
+  if (changes_.sink) text += "sink         a logit a query head, joins finished rows\n";
   add("workspace    %zu bytes\n", workspace_bytes_);
   return text;
 }

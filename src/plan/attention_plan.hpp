@@ -29,9 +29,16 @@ struct AttentionCut {
   double total_cost_ns = 0;
 };
 
+// What happens to scores beside the mask, as AttentionSpec has it.
+struct ScoreChanges {
+  double scale = 1.0;
+  double softcap = 0.0;
+  bool alibi = false, sink = false;
+};
+
 class AttentionPlan {
  public:
-  AttentionPlan(const AttentionShape& maximum, const Mask& mask, double scale, bool length_invariant,
+  AttentionPlan(const AttentionShape& maximum, const Mask& mask, const ScoreChanges& changes, bool length_invariant,
                 const dispatch::KernelTable& kernels, std::shared_ptr<graph::Scheduler> scheduler);
   ~AttentionPlan();
 
@@ -69,7 +76,7 @@ class AttentionPlan {
   AttentionShape maximum_;
   Mask mask_;
   bool length_invariant_;
-  double scale_;
+  ScoreChanges changes_;
   const dispatch::KernelTable& kernels_;
   std::shared_ptr<graph::Scheduler> scheduler_;
   AttentionChoice choice_;  // for the maximum shape

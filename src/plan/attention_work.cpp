@@ -44,6 +44,7 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch,
   args.head_dim = o.shape.head_dim;
   args.value_dim = o.shape.value_dim;
   args.scale = o.scale;
+  args.softcap = o.softcap;
   args.visible_begin = keys.visible_begin;
   args.visible_end = keys.visible_end;
   const ScoreOperands& scores = o.scores;
@@ -58,6 +59,15 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch,
     args.bias_head_stride = scores.bias_strides[1];
     args.bias_stride = scores.bias_strides[2];
     args.bias_key_stride = scores.bias_strides[3];
+  }
+  if (scores.alibi_slopes) {
+    args.alibi_slopes = at(scores.alibi_slopes, head * scores.alibi_stride);
+    args.alibi_stride = scores.alibi_stride;
+    args.alibi_offset = keys.offset;
+  }
+  if (scores.sink) {
+    args.sink = at(scores.sink, head * scores.sink_stride);
+    args.sink_stride = scores.sink_stride;
   }
   args.out = at(o.out, batch * o.out_strides[0] + head * o.out_strides[1]);
   args.out_stride = o.out_strides[2];
@@ -134,6 +144,7 @@ KeyRange key_range(const AttentionOperands& o, std::int64_t batch, std::int64_t 
   if (o.mask.causality == Causal::bottom_right) offset = keys - o.shape.query_length;
   if (o.mask.has_offsets) offset = o.offsets[batch];
   KeyRange range;
+  range.offset = offset;
   range.visible_begin = simd::AttentionF32Args::unbounded_begin;
   range.visible_end = simd::AttentionF32Args::unbounded_end;
   if (o.mask.causality != Causal::none) range.visible_end = offset + 1;
@@ -247,6 +258,8 @@ void merge_rows(const AttentionChoice& choice, const AttentionOperands& o, std::
   args.lse = whole.lse;
   args.lse_stride = whole.lse_stride;
   args.lse_head_stride = whole.lse_head_stride;
+  args.sink = whole.sink;
+  args.sink_stride = whole.sink_stride;
   choice.merge->run(args);
 }
 

@@ -34,12 +34,15 @@ constexpr std::int64_t long_keys = 4096;
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, bool length_invariant,
                                  const dispatch::KernelTable& kernels);
 
-// What is added to or hides single scores: strides in bytes over [batch, head, query, key], 0 where broadcast; null where the
-// mask has no such part.
+// What is added to or hides single scores: strides in bytes over [batch, head, query, key], 0 where broadcast; null where there
+// is no such part.
 struct ScoreOperands {
   const std::uint8_t* boolean_mask = nullptr;
   const float* bias = nullptr;
   std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
+  const float* alibi_slopes = nullptr;  // [heads]
+  const float* sink = nullptr;          // [heads]
+  std::ptrdiff_t alibi_stride = 0, sink_stride = 0;
 };
 
 // One run's operands, resolved and checked: strides in bytes, [0] batch, [1] head, [2] position; the last dimension is
@@ -48,6 +51,7 @@ struct AttentionOperands {
   AttentionShape shape;
   Mask mask;
   double scale = 1.0;
+  double softcap = 0.0;  // 0: none
   const float* query = nullptr;
   const float* key = nullptr;
   const float* value = nullptr;
@@ -66,6 +70,7 @@ AttentionShape own_shape(const AttentionOperands& operands, std::int64_t batch);
 struct KeyRange {
   std::int64_t begin = 0, end = 0;                  // begin is not yet rounded to a key block; empty when begin >= end
   std::int64_t visible_begin = 0, visible_end = 0;  // as in simd::AttentionF32Args
+  std::int64_t offset = 0;                          // of the causal diagonal: query t stands at key t + offset
 };
 KeyRange key_range(const AttentionOperands& operands, std::int64_t batch, std::int64_t row_begin, std::int64_t row_end);
 

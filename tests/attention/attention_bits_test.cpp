@@ -14,6 +14,7 @@ class BitsTest : public EveryIsa {
   struct Shape {
     std::int64_t batch, heads, kv_heads, query_length, key_length, head_dim, value_dim;
     Mask mask;
+    bool changes_scores = false;  // by softcap, ALiBi and sinks
   };
   std::vector<AttentionCase> cases() const {
     const Shape shapes[] = {
@@ -26,13 +27,18 @@ class BitsTest : public EveryIsa {
         {3, 3, 1, 7, 4200, 8, 8, Mask::none()},
         {1, 32, 8, 1, 2049, 16, 16, Mask::none()},
         {1, 1, 1, 1, 5000, 8, 8, Mask::window(3000, 5)},
+        {3, 4, 2, 1, 4200, 16, 16, Mask::causal(Causal::bottom_right) & Mask::key_lengths(), true},
+        {2, 6, 3, 130, 130, 32, 32, Mask::causal(Causal::top_left) & Mask::boolean(), true},
     };
     std::vector<AttentionCase> all;
     Random random(2026);
     for (const Shape& s : shapes) {
       if (slow() && s.heads * s.query_length * s.key_length > 60000) continue;
-      all.push_back(make_case(
-          attention_spec(s.batch, s.heads, s.kv_heads, s.query_length, s.key_length, s.head_dim, s.value_dim, s.mask), random));
+      AttentionSpec spec =
+          attention_spec(s.batch, s.heads, s.kv_heads, s.query_length, s.key_length, s.head_dim, s.value_dim, s.mask);
+      spec.softcap = s.changes_scores ? 2.0 : 0.0;
+      spec.has_alibi = spec.has_sink = s.changes_scores;
+      all.push_back(make_case(spec, random));
     }
     return all;
   }

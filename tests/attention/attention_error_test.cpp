@@ -62,6 +62,9 @@ TEST(AttentionSpecErrors, NameTheField) {
       {"a NaN scale", [](AttentionSpec& s) { s.scale = std::nan(""); }, {"scale", "nan", "finite"}},
       {"an infinite scale", [](AttentionSpec& s) { s.scale = HUGE_VAL; }, {"scale", "inf", "finite"}},
       {"an infinite negative scale", [](AttentionSpec& s) { s.scale = -HUGE_VAL; }, {"scale", "-inf", "finite"}},
+      {"a negative softcap", [](AttentionSpec& s) { s.softcap = -30; }, {"softcap", "-30", "positive"}},
+      {"a NaN softcap", [](AttentionSpec& s) { s.softcap = std::nan(""); }, {"softcap", "nan", "finite"}},
+      {"an infinite softcap", [](AttentionSpec& s) { s.softcap = HUGE_VAL; }, {"softcap", "inf", "finite"}},
       {"an integer dtype", [](AttentionSpec& s) { s.dtype = DType::i32; }, {"dtype", "i32"}, ErrorCode::unsupported},
       {"a negative left window", [](AttentionSpec& s) { s.mask.window_left = -2; }, {"window", "-2"}},
       {"a negative right window", [](AttentionSpec& s) { s.mask.window_right = -3; }, {"window", "-3"}},
@@ -107,10 +110,11 @@ TEST(AttentionSpecErrors, MasksRefuseNegativeWindows) {
 
 AttentionCase good_case() {
   Random random(5);
-  return make_case(
+  AttentionSpec spec =
       attention_spec(2, 4, 2, 6, 10, 8, 12,
-                     Mask::key_lengths() & Mask::causal(Causal::offset) & Mask::offsets() & Mask::boolean() & Mask::bias()),
-      random);
+                     Mask::key_lengths() & Mask::causal(Causal::offset) & Mask::offsets() & Mask::boolean() & Mask::bias());
+  spec.has_alibi = spec.has_sink = true;
+  return make_case(spec, random);
 }
 
 struct WrongInput {
@@ -153,11 +157,17 @@ TEST(AttentionInputErrors, NameTheInput) {
       {"no offsets", [](AttentionInputs& i) { i.offsets = {}; }, {"offsets"}},
       {"no boolean_mask", [](AttentionInputs& i) { i.boolean_mask = {}; }, {"boolean_mask"}},
       {"no bias", [](AttentionInputs& i) { i.bias = {}; }, {"bias"}},
+      {"no alibi_slopes", [](AttentionInputs& i) { i.alibi_slopes = {}; }, {"alibi_slopes", "not given", "ALiBi"}},
+      {"no sink", [](AttentionInputs& i) { i.sink = {}; }, {"sink", "not given"}},
       {"a query without memory", [](AttentionInputs& i) { i.query = without_data(i.query); }, {"query"}},
       {"a key without memory", [](AttentionInputs& i) { i.key = without_data(i.key); }, {"key"}},
       {"a value without memory", [](AttentionInputs& i) { i.value = without_data(i.value); }, {"value"}},
       {"an out without memory", [](AttentionInputs& i) { i.out = without_data(i.out); }, {"out"}},
       {"an lse without memory", [](AttentionInputs& i) { i.lse = without_data(i.lse); }, {"lse"}},
+      {"alibi_slopes without memory",
+       [](AttentionInputs& i) { i.alibi_slopes = without_data(i.alibi_slopes); },
+       {"alibi_slopes"}},
+      {"a sink without memory", [](AttentionInputs& i) { i.sink = without_data(i.sink); }, {"sink"}},
       {"a bias without memory", [](AttentionInputs& i) { i.bias = without_data(i.bias); }, {"bias"}},
       {"a boolean_mask without memory",
        [](AttentionInputs& i) { i.boolean_mask = without_data(i.boolean_mask); },
@@ -173,6 +183,10 @@ TEST(AttentionInputErrors, NameTheInput) {
       {"offsets of rank 3",
        [](AttentionInputs& i) { i.offsets = resized(resized(with_rank(i.offsets, 3), 1, 1), 2, 1); },
        {"offsets"}},
+      {"alibi_slopes of rank 2",
+       [](AttentionInputs& i) { i.alibi_slopes = resized(with_rank(i.alibi_slopes, 2), 1, 1); },
+       {"alibi_slopes"}},
+      {"a sink of rank 0", [](AttentionInputs& i) { i.sink = with_rank(i.sink, 0); }, {"sink"}},
       {"a bias of rank 5", [](AttentionInputs& i) { i.bias = resized(with_rank(i.bias, 5), 4, 10); }, {"bias"}},
       {"a negative rank", [](AttentionInputs& i) { i.query = with_rank(i.query, -1); }, {"query"}},
       {"a rank above the largest", [](AttentionInputs& i) { i.query = with_rank(i.query, 9); }, {"query"}},
@@ -190,6 +204,10 @@ TEST(AttentionInputErrors, NameTheInput) {
        [](AttentionInputs& i) { i.boolean_mask = with_dtype(i.boolean_mask, DType::f32); },
        {"boolean_mask", "f32"}},
       {"a bias of bool", [](AttentionInputs& i) { i.bias = with_dtype(i.bias, DType::boolean); }, {"bias", "bool"}},
+      {"alibi_slopes of f64",
+       [](AttentionInputs& i) { i.alibi_slopes = with_dtype(i.alibi_slopes, DType::f64); },
+       {"alibi_slopes", "f64", "f32"}},
+      {"a sink of f16", [](AttentionInputs& i) { i.sink = with_dtype(i.sink, DType::f16); }, {"sink", "f16", "f32"}},
       {"a dtype that does not exist",
        [](AttentionInputs& i) { i.query = with_dtype(i.query, static_cast<DType>(77)); },
        {"query"}},
@@ -220,6 +238,10 @@ TEST(AttentionInputErrors, NameTheInput) {
       {"a boolean_mask of other keys",
        [](AttentionInputs& i) { i.boolean_mask = resized(i.boolean_mask, 3, 9); },
        {"boolean_mask", "9", "10"}},
+      {"alibi_slopes of other heads",
+       [](AttentionInputs& i) { i.alibi_slopes = resized(i.alibi_slopes, 0, 2); },
+       {"alibi_slopes", "2", "4"}},
+      {"a sink of one head", [](AttentionInputs& i) { i.sink = resized(i.sink, 0, 1); }, {"sink", "1", "4"}},
       {"a bias of other queries", [](AttentionInputs& i) { i.bias = resized(i.bias, 2, 5); }, {"bias", "5", "6"}},
       {"a bias of another batch", [](AttentionInputs& i) { i.bias = resized(i.bias, 0, 3); }, {"bias", "3", "2"}},
       {"a bias with a size of 0", [](AttentionInputs& i) { i.bias = resized(i.bias, 3, 0); }, {"bias"}},
@@ -271,6 +293,30 @@ TEST(AttentionInputErrors, TensorsThatTheMaskDoesNotHaveAreRefused) {
   EXPECT_TRUE(refuses(with([&](AttentionInputs& i) { i.boolean_mask = full.boolean_mask; }), ErrorCode::invalid_argument,
                       {"boolean_mask"}));
   EXPECT_TRUE(refuses(with([&](AttentionInputs& i) { i.bias = full.bias; }), ErrorCode::invalid_argument, {"bias"}));
+  EXPECT_TRUE(refuses(with([&](AttentionInputs& i) { i.alibi_slopes = full.alibi_slopes; }), ErrorCode::invalid_argument,
+                      {"alibi_slopes", "no tensor, since the spec has no ALiBi"}));
+  EXPECT_TRUE(refuses(with([&](AttentionInputs& i) { i.sink = full.sink; }), ErrorCode::invalid_argument,
+                      {"sink", "no tensor, since the spec has no sink"}));
+}
+
+TEST(AttentionInputErrors, NumbersOfHeadsThatMeanNothingNameTheHead) {
+  const double infinity = HUGE_VAL;
+  for (const std::int64_t head : {0, 3})
+    for (const double number : {std::nan(""), infinity, -infinity}) {
+      AttentionCase test = good_case();
+      test.alibi_slopes.set({head}, number);
+      const std::string place = "[" + std::to_string(head) + "]";
+      EXPECT_TRUE(refuses([&] { AttentionPlan(test.spec, any_runtime()).run(test.inputs()); }, ErrorCode::invalid_argument,
+                          {"alibi_slopes" + place, "finite"}));
+      test = good_case();
+      test.sink.set({head}, number);
+      const auto run = [&] { AttentionPlan(test.spec, any_runtime()).run(test.inputs()); };
+      if (number == -infinity) {
+        EXPECT_NO_THROW(run());
+      } else {
+        EXPECT_TRUE(refuses(run, ErrorCode::invalid_argument, {"sink" + place, "-inf for no sink"}));
+      }
+    }
 }
 
 TEST(AttentionInputErrors, LengthsOutsideTheKeysNameTheItem) {

@@ -26,6 +26,12 @@ class MemoryTest : public EveryIsa {
             Mask::causal(Causal::offset) & Mask::offsets() & Mask::window(30, 4)})
         all.push_back(make_case(attention_spec(2, 4, 2, query_length, slow() ? 70 : 333, 20, 12, mask), random));
     all.push_back(make_case(attention_spec(1, 4, 1, 1, 9000, 16, 16), random));
+    for (const std::int64_t query_length : {1, 40}) {
+      AttentionSpec spec = attention_spec(2, 4, 2, query_length, 333, 20, 12);
+      spec.softcap = 2.0;
+      spec.has_alibi = spec.has_sink = true;
+      all.push_back(make_case(spec, random));
+    }
     // Last dimensions that are not contiguous are packed, but not into memory of their own each time.
     AttentionCase packed = make_case(attention_spec(2, 4, 2, 9, 50, 16, 16), random);
     const Tensor* const contiguous[] = {&packed.query, &packed.key, &packed.value, &packed.out};

@@ -36,6 +36,39 @@ TEST(Oracle, GivesZeroAndMinusInfinityForARowThatSeesNothing) {
   EXPECT_EQ(result.weights.values, (std::vector<double>{0, 0, 1}));
 }
 
+TEST(Oracle, CapsScoresAndTakesDistancesOffBeforeTheBias) {
+  AttentionCase test = plain(2, 2, Mask::causal(Causal::offset) & Mask::offsets() & Mask::bias());
+  test.spec.scale = 1.0;
+  test.spec.softcap = 2.0;
+  test.spec.has_alibi = true;
+  fill(test.query, 3.0);
+  fill(test.key, 1.0);
+  test.key.set({0, 0, 1, 0}, -1.0);
+  fill(test.bias, 0.0);
+  test.bias.set({0, 0, 0, 1}, 5.0);
+  test.offsets = integers(DType::i32, {1});
+  test.alibi_slopes = Tensor(DType::f32, {1});
+  fill(test.alibi_slopes, 0.25);
+  const double capped = 2 * std::tanh(1.5);  // row 0 stands at key 1, row 1 behind it at 2
+  const double first = std::exp(capped - 0.25), second = std::exp(-capped + 5), third = std::exp(capped - 0.5);
+  const auto result = oracle::attention(test.inputs(), test.options(), true);
+  EXPECT_NEAR(result.weights.values[0], first / (first + second), 1e-12);
+  EXPECT_NEAR(result.weights.values[2], third / (third + std::exp(-capped - 0.25)), 1e-12);
+}
+
+TEST(Oracle, AddsASinkToTheDenominator) {
+  AttentionCase test = plain(2, 1, Mask::causal(Causal::bottom_right));
+  test.spec.has_sink = true;
+  test.sink = Tensor(DType::f32, {1});
+  fill(test.sink, 1.0);
+  fill(test.value, 8.0);
+  const auto result = oracle::attention(test.inputs(), test.options());
+  EXPECT_EQ(result.out.values[0], 0);
+  EXPECT_NEAR(result.out.values[1], 8 / (1 + std::exp(1.0)), 1e-12);
+  EXPECT_EQ(result.lse.values[0], 1);
+  EXPECT_NEAR(result.lse.values[1], std::log(1 + std::exp(1.0)), 1e-12);
+}
+
 TEST(Oracle, ComputesASoftmaxOfTwoScores) {
   Random random(2);
   AttentionCase test = make_case(attention_spec(1, 1, 1, 1, 2, 2, 1), random);

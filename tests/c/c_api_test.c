@@ -48,16 +48,23 @@ static polyhead_tensor tensor4(const float* data, int64_t a, int64_t b, int64_t 
   return tensor;
 }
 
+/* What happens to scores beside the mask: nothing, but in test_scores. */
+static double softcap = 0;
+static const float *slopes = NULL, *sinks = NULL;
+
 /* Attention by its formula in double precision. */
 static double expected_out(const float* query, const float* key, const float* value, int b, int h, int t, int d, int causal) {
   const float* q = query + ((b * heads + h) * length + t) * dim;
   const int kv = b * kv_heads + h / (heads / kv_heads);
-  double sum = 0, weighted = 0;
+  double sum = sinks == NULL ? 0 : exp(sinks[h]), weighted = 0;
   int s, i;
   for (s = 0; s < (causal ? t + 1 : length); ++s) {
     double score = 0;
     for (i = 0; i < dim; ++i) score += (double)q[i] * key[(kv * length + s) * dim + i];
-    score = exp(score / sqrt((double)dim));
+    score /= sqrt((double)dim);
+    if (softcap > 0) score = softcap * tanh(score / softcap);
+    if (slopes != NULL) score -= slopes[h] * abs(t - s);
+    score = exp(score);
     sum += score;
     weighted += score * value[(kv * length + s) * dim + d];
   }
@@ -182,6 +189,49 @@ static void test_attention(const polyhead_runtime* runtime) {
   mask.has_window = 1;
   SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
   for (i = 0; i < length * dim; ++i) CHECK(fabs(p.out[i] - p.value[i]) < 1e-6);
+}
+
+/* Softcap, ALiBi and sinks, by a plan and by one call. */
+static void test_scores(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_attention_plan* plan = NULL;
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  float slope[heads] = {0.5f, 0.25f, -0.125f, 2.0f}, sink[heads] = {0.0f, -1.0f, 2.0f, 0.5f};
+  const int64_t shape[1] = {heads};
+  polyhead_tensor slope_view, sink_view;
+  make_problem(&p);
+  SUCCEEDS(polyhead_tensor_init(&slope_view, slope, POLYHEAD_F32, 1, shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&sink_view, sink, POLYHEAD_F32, 1, shape, NULL));
+  softcap = p.spec.softcap = options.softcap = 0.5;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+
+  slopes = slope, sinks = sink;
+  p.spec.has_alibi = p.spec.has_sink = options.has_alibi = options.has_sink = 1;
+  p.inputs.alibi_slopes = &slope_view, p.inputs.sink = &sink_view;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  memset(p.out, 0xff, sizeof(p.out));
+  SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  CHECK(worst_error(&p, 0) < 4e-6);
+
+  slope[2] = (float)NAN;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "alibi_slopes[2] is nan", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  slope[2] = 0.0f, sink[1] = (float)HUGE_VAL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "sink[1] is inf", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  p.inputs.sink = NULL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "sink is not given", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  /* To a caller from before these fields there is no sink to give. */
+  p.inputs.struct_size = offsetof(polyhead_attention_inputs, alibi_slopes);
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "alibi_slopes is not given", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  polyhead_attention_plan_destroy(plan);
+  options.softcap = -1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "softcap", polyhead_attention(runtime, &p.inputs, &options));
+  options.struct_size = offsetof(polyhead_attention_options, softcap);
+  slopes = sinks = NULL, softcap = 0;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
 }
 
 static void test_mask_errors(const polyhead_runtime* runtime) {
@@ -507,6 +557,7 @@ int main(void) {
   test_runtime();
   SUCCEEDS(polyhead_runtime_create(NULL, &runtime));
   test_attention(runtime);
+  test_scores(runtime);
   test_mask_errors(runtime);
   test_attention_errors(runtime);
   test_struct_size(runtime);

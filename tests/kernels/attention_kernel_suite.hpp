@@ -157,6 +157,92 @@ TEST_P(AttentionKernelTest, BiasWithEveryBroadcast) {
   }
 }
 
+// Scores far below, around and far above the cap; a cap that leaves every score as it is; one that makes all of them equal.
+TEST_P(AttentionKernelTest, SoftcapOfEverySize) {
+  for (const double softcap : {1e-300, 1e-30, 0.01, 0.5, 3.0, 30.0, 1000.0, 1e30, 1e300}) {
+    for (const double query_size : {0.01, 1.0, 20.0}) {
+      for (const std::int64_t queries : {1, 21}) {
+        AttentionProblem problem({queries, 2, 277, 12, 10}, 2700, query_size);
+        problem.softcap = softcap;
+        const std::string what = std::string(kernel().name) + " softcap " + std::to_string(softcap);
+        problem.expect_right(problem.run(kernel()), what);
+        problem.expect_right(problem.run_split(kernel(), merge(), kernel().key_block), what + ", split");
+      }
+    }
+  }
+}
+
+// An infinite score is capped too, and a NaN stays.
+TEST_P(AttentionKernelTest, SoftcapOfInfiniteAndNaNScores) {
+  for (const float value : {kInfinity, -kInfinity, kNaN}) {
+    AttentionProblem problem({20, 1, 150, 1, 6}, 2710);
+    problem.softcap = 2.0;
+    for (const std::int64_t s : {0, 77, 149}) problem.key_at(s, 0) = value;
+    problem.expect_right(problem.run(kernel()), std::string(kernel().name) + " key " + std::to_string(value));
+  }
+}
+
+TEST_P(AttentionKernelTest, AlibiAtEveryDistance) {
+  for (const std::int64_t offset : {0, 130, -40, 100000, -100000}) {
+    for (const std::int64_t group : {1, 3}) {
+      for (const std::int64_t queries : {1, 50}) {
+        for (const float steep : {0.001f, 0.3f, 20.0f}) {
+          AttentionProblem problem({queries, group, 277, 12, 10}, 2720);
+          problem.give_alibi(2721, -steep, steep, offset);
+          const std::string what =
+              std::string(kernel().name) + " slopes up to " + std::to_string(steep) + ", offset " + std::to_string(offset);
+          problem.expect_right(problem.run(kernel()), what);
+          problem.expect_right(problem.run_split(kernel(), merge(), kernel().key_block), what + ", split");
+        }
+      }
+    }
+  }
+}
+
+// However far away a key is, ALiBi excludes none; a score of -inf does.
+TEST_P(AttentionKernelTest, AlibiOfHugeDistancesIsArithmetic) {
+  AttentionProblem far({20, 2, 150, 8, 6}, 2730);
+  far.give_alibi(2731, 1e30f, 2e30f, std::int64_t{1} << 60);
+  const AttentionProblem::Result result = far.run(kernel());
+  for (const float x : result.out) ASSERT_TRUE(std::isfinite(x)) << kernel().name;
+  for (const float x : result.lse) ASSERT_LT(x, -1e38f) << kernel().name;
+
+  AttentionProblem excluded({20, 2, 150, 1, 6}, 2732);
+  excluded.give_alibi(2733, 0.1f, 0.2f, 10);
+  for (std::int64_t row = 0; row < 40; ++row) excluded.query_at(row / 2, row % 2, 0) = 1.0f;
+  for (const std::int64_t s : {4, 149}) {
+    excluded.key_at(s, 0) = -kInfinity;
+    excluded.value_at(s, 3) = kNaN;
+  }
+  excluded.expect_right(excluded.run(kernel()), std::string(kernel().name) + " scores of -inf");
+}
+
+TEST_P(AttentionKernelTest, SinksOfEverySize) {
+  for (const float sink : {-1e30f, -100.0f, -3.0f, 0.0f, 3.0f, 100.0f, 3e38f, -kInfinity}) {
+    for (const std::int64_t queries : {1, 21}) {
+      AttentionShape shape{queries, 3, 277, 12, 10};
+      shape.visible_end = 5;
+      shape.visible_begin = -100;
+      for (const std::int64_t empty_rows : {0, 9}) {
+        shape.visible_end = 5 - 2 * empty_rows;
+        AttentionProblem problem(shape, 2740);
+        problem.sinks.emplace(3);
+        for (std::size_t g = 0; g < 3; ++g) (*problem.sinks)[g] = sink + 0.25f * static_cast<float>(g);
+        const std::string what = std::string(kernel().name) + " sink " + std::to_string(sink);
+        const AttentionProblem::Result whole = problem.run(kernel());
+        problem.expect_right(whole, what);
+        problem.expect_right(problem.run_split(kernel(), merge(), kernel().key_block), what + ", split");
+        expect_same_bits(problem.run(kernel(), 0, shape.rows(), false).out, whole.out, what + ", without lse");
+        if (sink != -kInfinity) continue;
+        problem.sinks.reset();
+        const AttentionProblem::Result without = problem.run(kernel());
+        expect_same_bits(without.out, whole.out, what);
+        expect_same_bits(without.lse, whole.lse, what);
+      }
+    }
+  }
+}
+
 TEST_P(AttentionKernelTest, EverythingAtOnce) {
   for (std::uint32_t i = 0; i < 40; ++i) {
     AttentionShape shape{pick(1, 50), pick(1, 4), pick(1, 330), pick(1, 40), pick(1, 40)};
@@ -168,6 +254,9 @@ TEST_P(AttentionKernelTest, EverythingAtOnce) {
     for (std::size_t j = 0; j < problem.mask->values->size(); ++j) (*problem.mask->values)[j] = pick(0, 5) != 0;
     problem.bias.emplace(shape, pick(0, 1), pick(0, 1), pick(0, 1), pick(1, 2));
     problem.bias->values->fill_random(1500 + i, -3, 3);
+    if (pick(0, 1) != 0) problem.softcap = 1.5;
+    if (pick(0, 1) != 0) problem.give_alibi(1550 + i, -0.1f, 0.4f, pick(-50, 300));
+    if (pick(0, 1) != 0) problem.give_sinks(1580 + i, -3, 3);
     problem.expect_right(problem.run(kernel()), kernel().name);
     problem.expect_right(problem.run_split(kernel(), merge(), kernel().key_block), std::string(kernel().name) + " split");
   }
@@ -188,7 +277,7 @@ TEST_P(AttentionKernelTest, FiniteBiasIsArithmetic) {
 
 // A row's bits must not change with the rows it is computed beside, nor when lse is asked for.
 TEST_P(AttentionKernelTest, RowsHaveTheSameBitsInAnyRange) {
-  for (const int kind : {0, 1, 2, 3}) {
+  for (const int kind : {0, 1, 2, 3, 4}) {
     AttentionShape shape{45, 2, 300, 24, 20};
     if (kind == 1) shape.visible_end = 200;
     if (kind == 2) shape.visible_begin = -30, shape.visible_end = 31;
@@ -199,6 +288,11 @@ TEST_P(AttentionKernelTest, RowsHaveTheSameBitsInAnyRange) {
       for (std::int64_t t = 0; t < 20; ++t) {
         for (std::int64_t s = 0; s < 200; ++s) problem.mask->at(t, 0, s) = 0;
       }
+    }
+    if (kind == 4) {
+      problem.softcap = 2.0;
+      problem.give_alibi(1701, 1e-8f, 1e-7f, (std::int64_t{1} << 24) + 1);  // a position that floats round
+      problem.give_sinks(1702, -1, 1);
     }
     const AttentionProblem::Result all = problem.run(kernel());
     expect_same_bits(problem.run(kernel(), 0, shape.rows(), false).out, all.out, "without lse");
@@ -229,11 +323,11 @@ TEST_P(AttentionKernelTest, KeysThatNoRowSeesDoNotChangeBits) {
 
 // NaN and infinities in K and V: they reach exactly the rows that may see their key.
 TEST_P(AttentionKernelTest, PoisonReachesOnlyRowsThatSeeIt) {
-  for (const int kind : {0, 1, 2, 3, 4}) {
+  for (const int kind : {0, 1, 2, 3, 4, 5}) {
     for (const bool in_key : {false, true}) {
       for (const float poison : {kNaN, kInfinity, -kInfinity}) {
         AttentionShape shape{40, 2, 290, 10, 13};
-        if (kind == 0) shape.visible_end = 260;                            // causal, bottom-right
+        if (kind == 0 || kind == 5) shape.visible_end = 260;               // causal, bottom-right
         if (kind == 1) shape.visible_begin = -20, shape.visible_end = 21;  // window
         AttentionProblem problem(shape, 1900, 2.0);
         if (kind == 2) problem.mask.emplace(shape, true, true, true);
@@ -244,6 +338,11 @@ TEST_P(AttentionKernelTest, PoisonReachesOnlyRowsThatSeeIt) {
         }
         for (std::size_t j = 0; problem.bias && j < problem.bias->values->size(); ++j) {
           (*problem.bias->values)[j] = pick(0, 7) != 0 ? 0.5f : -kInfinity;
+        }
+        if (kind == 5) {
+          problem.softcap = 2.0;
+          problem.give_alibi(1901, 0.0f, 0.1f, 250);
+          problem.give_sinks(1902, -1, 1);
         }
         const AttentionProblem::Result clean = problem.run(kernel());
         const std::vector<std::int64_t> bad = {3, 17, 30, 129, 270, 286};

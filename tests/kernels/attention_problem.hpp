@@ -115,6 +115,7 @@ class AttentionProblem {
     row.out.assign(static_cast<std::size_t>(shape.value_dim), 0.0);
     std::vector<double> score(static_cast<std::size_t>(shape.keys), -std::numeric_limits<double>::infinity());
     double max = -std::numeric_limits<double>::infinity(), condition = 0, largest_value = 0, sum = 0;
+    if (sinks) row.lse = (*sinks)[static_cast<std::size_t>(g)];
     for (std::int64_t s = 0; s < shape.keys; ++s) {
       if (!allowed(t, g, s)) continue;
       double dot = 0, magnitude = 0;
@@ -124,6 +125,10 @@ class AttentionProblem {
         magnitude += std::fabs(product);
       }
       double x = shape.scale * dot;
+      if (softcap > 0) x = softcap * std::tanh(x / softcap);
+      if (alibi_slopes) {
+        x -= (*alibi_slopes)[static_cast<std::size_t>(g)] * std::fabs(static_cast<double>(t + alibi_offset - s));
+      }
       if (bias) x += bias->at(t, g, s);
       if (x == -kInfinity) continue;
       score[static_cast<std::size_t>(s)] = x;
@@ -133,6 +138,8 @@ class AttentionProblem {
       row.empty = false;
     }
     if (row.empty) return row;
+    if (row.lse > max) max = row.lse;
+    sum = std::exp(row.lse - max);
     for (std::int64_t s = 0; s < shape.keys; ++s) {
       if (score[static_cast<std::size_t>(s)] == -kInfinity) continue;
       const double weight = std::exp(score[static_cast<std::size_t>(s)] - max);
@@ -183,7 +190,23 @@ class AttentionProblem {
       args.bias_head_stride = bias->head_stride;
       args.bias_key_stride = bias->key_stride;
     }
+    args.softcap = softcap;
+    args.alibi_slopes = alibi_slopes ? alibi_slopes->data() : nullptr;
+    args.alibi_stride = 4;
+    args.alibi_offset = alibi_offset;
+    args.sink = sinks ? sinks->data() : nullptr;
+    args.sink_stride = 4;
     return args;
+  }
+
+  void give_alibi(std::uint32_t seed, float low, float high, std::int64_t offset) {
+    alibi_slopes.emplace(static_cast<std::size_t>(shape.group));
+    alibi_slopes->fill_random(seed, low, high);
+    alibi_offset = offset;
+  }
+  void give_sinks(std::uint32_t seed, float low, float high) {
+    sinks.emplace(static_cast<std::size_t>(shape.group));
+    sinks->fill_random(seed, low, high);
   }
 
   // Runs rows [row_begin, row_end) and returns just these.
@@ -234,6 +257,8 @@ class AttentionProblem {
     args.lse = lse.data();
     args.lse_stride = shape.group * 4;
     args.lse_head_stride = 4;
+    args.sink = sinks ? sinks->data() : nullptr;
+    args.sink_stride = 4;
     merge.run(args);
     return collect(out, lse, 0, shape.rows());
   }
@@ -255,7 +280,7 @@ class AttentionProblem {
         const double error = std::fabs(out[e] - right);
         if (!(error <= worst)) worst = std::isnan(error) ? kInfinity : error;
       }
-      bool lse_right = want.empty ? lse == -kInfinity : std::isnan(want.lse) ? std::isnan(lse) : true;
+      bool lse_right = want.empty ? static_cast<double>(lse) == want.lse : std::isnan(want.lse) ? std::isnan(lse) : true;
       // Beyond 2e38 a score in log2 units is at the end of the float range, and so is the lse.
       if (std::isfinite(want.lse) && std::fabs(want.lse) > 2e38) lse_right = std::isfinite(lse) && std::fabs(lse) > 2e38;
       if (std::fabs(want.lse) <= 2e38) {
@@ -275,6 +300,9 @@ class AttentionProblem {
   Guarded<float> query, key, value;
   std::optional<Broadcast<std::uint8_t>> mask;
   std::optional<Broadcast<float>> bias;
+  double softcap = 0;
+  std::optional<Guarded<float>> alibi_slopes, sinks;  // [group]
+  std::int64_t alibi_offset = 0;
 
  private:
   Result collect(const Guarded<float>& out, const Guarded<float>& lse, std::int64_t row_begin, std::int64_t row_end) const {

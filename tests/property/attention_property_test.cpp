@@ -105,7 +105,12 @@ AttentionCase random_case(std::uint64_t seed) {
   }
   if (random.chance(0.3)) spec.scale = random.chance(0.1) ? 0.0 : random.normal();
   spec.length_invariant = random.chance(0.2);
+  if (random.chance(0.2)) spec.softcap = random.choice({1e-3, 0.5, 3.0, 30.0, 50.0, 1e30});
+  spec.has_alibi = random.chance(0.2);
+  spec.has_sink = random.chance(0.2);
   AttentionCase test = make_case(spec, random);
+  if (spec.has_alibi && random.chance(0.5)) fill_normal(test.alibi_slopes, random, random.choice({1e-3, 0.3, 10.0}));
+  if (spec.has_sink && random.chance(0.2)) fill_normal(test.sink, random, 100);
   if (random.chance(0.15)) fill_normal(test.query, random, random.choice({0.01, 8.0, 100.0}));
   if (spec.mask.has_boolean) {
     test.boolean_mask = Tensor(random.choice({DType::boolean, DType::u8}), random_broadcast(spec, random));
@@ -130,6 +135,8 @@ AttentionCase random_case(std::uint64_t seed) {
   for (Tensor* tensor : {&test.query, &test.key, &test.value, &test.out, &test.lse}) *tensor = random_layout(*tensor, random);
   if (spec.mask.has_boolean) test.boolean_mask = random_layout(test.boolean_mask, random);
   if (spec.mask.has_bias) test.bias = random_layout(test.bias, random);
+  if (spec.has_alibi) test.alibi_slopes = random_layout(test.alibi_slopes, random);
+  if (spec.has_sink) test.sink = random_layout(test.sink, random);
   return test;
 }
 

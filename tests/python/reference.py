@@ -7,7 +7,9 @@ import pathlib
 import numpy as np
 
 
-def attention(query, key, value, mask=None, causal=False, scale=None, lengths=None):
+def attention(
+    query, key, value, mask=None, causal=False, scale=None, lengths=None, softcap=0.0, alibi_slopes=None, sink=None
+):
     """query [..., H, T, D], key [..., G, S, D], value [..., G, S, E]; H a multiple of G. Rows without a key are 0."""
     query, key, value = (np.asarray(array, np.float64) for array in (query, key, value))
     if query.ndim >= 3:
@@ -15,6 +17,11 @@ def attention(query, key, value, mask=None, causal=False, scale=None, lengths=No
     scores = query @ np.swapaxes(key, -1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
     allowed = np.ones(scores.shape, bool)
     rows, columns = scores.shape[-2:]
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        distances = np.abs(np.arange(columns)[None, :] - np.arange(rows)[:, None])
+        scores = scores - np.asarray(alibi_slopes, np.float64)[:, None, None] * distances
     if causal:
         allowed &= np.arange(columns)[None, :] <= np.arange(rows)[:, None]
     if lengths is not None:
@@ -26,8 +33,10 @@ def attention(query, key, value, mask=None, causal=False, scale=None, lengths=No
         scores = scores + np.asarray(mask, np.float64)
     scores = np.where(allowed, scores, -np.inf)
     largest = scores.max(-1, keepdims=True, initial=-np.inf)
+    sinks = -np.inf if sink is None else np.asarray(sink, np.float64)[:, None, None]
+    largest = np.maximum(largest, sinks)
     weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
-    total = weights.sum(-1, keepdims=True)
+    total = weights.sum(-1, keepdims=True) + np.exp(sinks - np.where(np.isfinite(largest), largest, 0))
     return weights / np.where(total > 0, total, 1) @ value
 
 

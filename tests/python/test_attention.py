@@ -23,7 +23,14 @@ def make(generator, batch=(2,), heads=3, kv_heads=None, rows=5, columns=7, dim=1
 def check(query, key, value, mask=None, lengths=None, **options):
     actual = sdpa(query, key, value, mask, key_lengths=lengths, **options)
     expected = reference.attention(
-        query, key, value, mask, options.get("is_causal", False), options.get("scale"), lengths
+        query,
+        key,
+        value,
+        mask,
+        options.get("is_causal", False),
+        options.get("scale"),
+        lengths,
+        **{name: options[name] for name in ("softcap", "alibi_slopes", "sink") if name in options},
     )
     assert isinstance(actual, np.ndarray) and actual.dtype == np.float32
     reference.assert_close(actual, expected, reference.tolerance(query, key, value, options.get("scale")))
@@ -44,6 +51,22 @@ def test_head_sizes(generator, dim, value_dim):
 @pytest.mark.parametrize("scale", [0.0, -0.5, 1, 2.0])
 def test_scale(generator, scale):
     check(*make(generator), scale=scale)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("softcap", [0.0, 0.5, 3])
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("sink", [False, True])
+def test_score_changes(generator, rows, softcap, alibi, sink):
+    options = {"softcap": softcap, "enable_gqa": True}
+    if alibi:
+        options["alibi_slopes"] = np.float32([0.5, 0.25, 0.125, -0.1])
+    if sink:
+        options["sink"] = np.float32([0.3, -np.inf, 2, -1])[::-1]
+    query, key, value = make(generator, batch=(2, 3), heads=4, kv_heads=2, rows=rows, columns=20)
+    check(query, key, value, **options)
+    check(query, key, value, is_causal=True, **options)
+    check(query, key, value, generator.standard_normal((rows, 20), np.float32), np.full((2, 3), 11), **options)
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3), (2, 1, 3)])

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <tuple>
 #include <vector>
 
 namespace polyhead::testing {
@@ -61,6 +62,8 @@ AttentionInputs AttentionCase::inputs() const {
   if (spec.mask.has_offsets) inputs.offsets = offsets;
   if (spec.mask.has_boolean) inputs.boolean_mask = boolean_mask;
   if (spec.mask.has_bias) inputs.bias = bias;
+  if (spec.has_alibi) inputs.alibi_slopes = alibi_slopes;
+  if (spec.has_sink) inputs.sink = sink;
   return inputs;
 }
 
@@ -75,6 +78,9 @@ AttentionOptions AttentionCase::options() const {
   options.scale = spec.scale;
   options.mask = spec.mask;
   options.length_invariant = spec.length_invariant;
+  options.softcap = spec.softcap;
+  options.has_alibi = spec.has_alibi;
+  options.has_sink = spec.has_sink;
   return options;
 }
 
@@ -84,6 +90,13 @@ std::string AttentionCase::describe() const {
        << spec.key_length << " D " << spec.head_dim << " E " << spec.value_dim << " mask " << testing::describe(spec.mask);
   if (spec.scale) text << " scale " << *spec.scale;
   if (spec.length_invariant) text << " length_invariant";
+  if (spec.softcap > 0) text << " softcap " << spec.softcap;
+  for (const auto& [given, name, tensor] :
+       {std::tuple(spec.has_alibi, "alibi", &alibi_slopes), std::tuple(spec.has_sink, "sink", &sink)}) {
+    if (!given) continue;
+    text << ' ' << name;
+    for_each_offset(*tensor, [&, values = tensor](std::int64_t offset) { text << ' ' << load(*values, offset); });
+  }
   if (spec.mask.has_key_lengths) {
     text << " key_lengths";
     for_each_offset(key_lengths, [&](std::int64_t offset) { text << ' ' << load(key_lengths, offset); });
@@ -130,6 +143,15 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
   if (spec.mask.has_bias) {
     test.bias = Tensor(DType::f32, {B, H, T, S});
     fill(test.bias, [&] { return random.chance(0.1) ? -infinity : random.normal(); });
+  }
+  if (spec.has_alibi) {
+    test.alibi_slopes = Tensor(DType::f32, {H});
+    std::int64_t head = 0;
+    fill(test.alibi_slopes, [&] { return std::exp2(-8.0 * static_cast<double>(++head) / static_cast<double>(H)); });
+  }
+  if (spec.has_sink) {
+    test.sink = Tensor(DType::f32, {H});
+    fill(test.sink, [&] { return random.chance(0.1) ? -infinity : 3 * random.normal(); });
   }
   return test;
 }

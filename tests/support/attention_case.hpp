@@ -18,7 +18,7 @@ AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_
 
 struct AttentionCase {
   AttentionSpec spec;  // kv_heads and value_dim never 0
-  Tensor query, key, value, out, lse, key_lengths, offsets, boolean_mask, bias;
+  Tensor query, key, value, out, lse, key_lengths, offsets, boolean_mask, bias, alibi_slopes, sink;
 
   AttentionInputs inputs() const;  // without lse
   AttentionInputs inputs_with_lse() const;
@@ -27,8 +27,8 @@ struct AttentionCase {
 };
 
 // Contiguous tensors of normal random numbers; what the mask needs is there: lengths in 0 .. S (some 0, some S), offsets in
-// -T .. S, a full-size boolean mask that lets seven in ten keys through, a full-size normal bias with one in ten -inf. out and
-// lse hold NaN.
+// -T .. S, a full-size boolean mask that lets seven in ten keys through, a full-size normal bias with one in ten -inf. ALiBi's
+// slopes are the usual powers of two, sinks normal with one in ten -inf. out and lse hold NaN.
 AttentionCase make_case(const AttentionSpec& spec, Random& random);
 
 // Runs the case with and without lse and compares out and lse with the oracle, and both outs with each other bit for bit.

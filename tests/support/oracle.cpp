@@ -60,6 +60,12 @@ class Visibility {
     }
   }
 
+  // How far query t's place lies from key s.
+  double distance(int64_t t, int64_t s) const {
+    return std::fabs(
+        static_cast<double>(static_cast<long double>(t) + static_cast<long double>(offset_) - static_cast<long double>(s)));
+  }
+
   bool operator()(int64_t t, int64_t s) const {
     if (s >= length_) return false;
     // Wide enough for sums of any three 64-bit numbers.
@@ -80,9 +86,11 @@ class Visibility {
   int64_t batch_, head_, length_, offset_ = 0;
 };
 
-// The attention of packed query [B, H, T, D], key [B, G, S, D] and value [B, G, S, E].
-AttentionResult attention_of(const Array& query, const Array& key, const Array& value, double scale, const Mask& mask,
+// The attention of packed query [B, H, T, D], key [B, G, S, D] and value [B, G, S, E]; options.scale is set.
+AttentionResult attention_of(const Array& query, const Array& key, const Array& value, const AttentionOptions& options,
                              const AttentionInputs& inputs, bool with_weights) {
+  const double scale = *options.scale;
+  const Mask& mask = options.mask;
   const int64_t batch = query.size(0), heads = query.size(1), query_length = query.size(2), head_dim = query.size(3);
   const int64_t kv_heads = key.size(1), key_length = key.size(2), value_dim = value.size(3);
   const int64_t group = heads / kv_heads;
@@ -106,6 +114,8 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
         for (int64_t e = 0; e < value_dim; ++e) value_size[s] = std::max(value_size[s], std::fabs(v[e]));
       }
       const Visibility visible(inputs, mask, query_length, key_length, b, h);
+      const double slope = options.has_alibi ? broadcast_element(inputs.alibi_slopes, 0, 0, 0, h) : 0;
+      const double sink = options.has_sink ? broadcast_element(inputs.sink, 0, 0, 0, h) : -infinity;
       for (int64_t t = 0; t < query_length; ++t) {
         const int64_t row = (b * heads + h) * query_length + t;
         const double* q = query.row(row);
@@ -123,6 +133,8 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
             absolute += std::fabs(term);
           }
           score[i] = scale * dot;
+          if (options.softcap > 0) score[i] = options.softcap * std::tanh(score[i] / options.softcap);
+          if (options.has_alibi) score[i] -= slope * visible.distance(t, s);
           if (mask.has_bias) {
             // A bias of -inf masks the key, also where the score that it is added to is NaN.
             const double bias = broadcast_element(inputs.bias, b, h, t, s);
@@ -138,9 +150,11 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
         }
         result.score_magnitude.values[static_cast<std::size_t>(row)] = score_magnitude;
         result.value_magnitude.values[static_cast<std::size_t>(row)] = value_magnitude;
+        result.lse.values[static_cast<std::size_t>(row)] = sink;
         if (!any) continue;
+        largest = std::max(largest, sink);
         if (nan) largest = std::numeric_limits<double>::quiet_NaN();
-        double sum = 0;
+        double sum = std::exp(sink - largest);
         for (std::size_t s = 0; s < keys; ++s) {
           weight[s] = seen[s] ? std::exp(score[s] - largest) : 0;
           sum += weight[s];
@@ -201,8 +215,10 @@ Array multi_head_attention_of(const MultiHeadAttentionSpec& spec, const MultiHea
   const Array query = split_heads(linear(query_input, weights.query, weights.query_bias), spec.heads);
   const Array key = split_heads(linear(key_input, weights.key, weights.key_bias), kv_heads);
   const Array value = split_heads(linear(value_input, weights.value, weights.value_bias), kv_heads);
-  const double scale = spec.scale ? *spec.scale : 1 / std::sqrt(static_cast<double>(head_dim));
-  const AttentionResult heads = attention_of(query, key, value, scale, spec.mask, mask_inputs, false);
+  AttentionOptions options;
+  options.scale = spec.scale ? *spec.scale : 1 / std::sqrt(static_cast<double>(head_dim));
+  options.mask = spec.mask;
+  const AttentionResult heads = attention_of(query, key, value, options, mask_inputs, false);
   return linear(join_heads(heads.out), weights.output, weights.output_bias);
 }
 
@@ -219,9 +235,9 @@ Array to_array(const TensorView& view) {
 }
 
 AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights) {
-  const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(inputs.query.shape[3]));
-  return attention_of(to_array(inputs.query), to_array(inputs.key), to_array(inputs.value), scale, options.mask, inputs,
-                      with_weights);
+  AttentionOptions scaled = options;
+  if (!scaled.scale) scaled.scale = 1 / std::sqrt(static_cast<double>(inputs.query.shape[3]));
+  return attention_of(to_array(inputs.query), to_array(inputs.key), to_array(inputs.value), scaled, inputs, with_weights);
 }
 
 bool allowed(const AttentionInputs& inputs, const Mask& mask, int64_t b, int64_t h, int64_t t, int64_t s) {

@@ -31,7 +31,7 @@ Array to_array(const TensorView& view);
 
 struct AttentionResult {
   Array out;      // [B, H, T, E]
-  Array lse;      // [B, H, T], -inf for a row that sees no key
+  Array lse;      // [B, H, T], for a row that sees no key the sink, or -inf
   Array weights;  // [B, H, T, S], empty unless asked for
   // What the error bound of a row is made of: over the keys that the row sees, the largest
   // max(|scale| * sum_d |q_d k_d|, |score|), and the largest |v|.
@@ -39,7 +39,7 @@ struct AttentionResult {
   Array value_magnitude;  // [B, H, T]
 };
 
-// By the formula, reading inputs.query, key, value, key_lengths, offsets, boolean_mask and bias; inputs.out and lse are not
+// By the formula, reading every input but out and lse, which are not
 // looked at. options.length_invariant has no meaning here.
 AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights = false);
 
