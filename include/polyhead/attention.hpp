@@ -16,6 +16,7 @@
 #include "polyhead/error.hpp"
 #include "polyhead/export.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
 
@@ -37,6 +38,7 @@ struct AttentionSpec {
   // A row's bits never depend on batch, heads or threads. With this set they do not depend on query_length either (a
   // sequence in a padded batch gives the bits it gives alone), at the price of the faster kernel for very short queries.
   bool length_invariant = false;
+  Precision precision = Precision::strict;
 };
 
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
@@ -88,6 +90,7 @@ struct AttentionOptions {
   std::optional<double> scale;
   Mask mask{};
   bool length_invariant = false;
+  Precision precision = Precision::strict;
 };
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options = {});
 

@@ -166,6 +166,13 @@ typedef struct polyhead_mask {
 
 /* ---- attention ---- */
 
+/* How exact attention has to be; docs/semantics.md states both bounds. */
+typedef int32_t polyhead_precision;
+enum {
+  POLYHEAD_STRICT = 0, /* f32's error */
+  POLYHEAD_FAST = 1    /* a larger, stated error where the instruction set has a faster kernel for it */
+};
+
 /* Sizes are maxima: a plan serves every run whose batch, query_length and key_length are at most these; the others are
  * exact. */
 typedef struct polyhead_attention_spec {
@@ -182,6 +189,8 @@ typedef struct polyhead_attention_spec {
   double scale;              /* any finite number */
   const polyhead_mask* mask; /* NULL: none; copied */
   int32_t length_invariant;  /* not 0: a row's bits do not depend on query_length either */
+  int32_t unused;            /* was the structure's padding: not read */
+  polyhead_precision precision;
 } polyhead_attention_spec;
 
 /* Views are logical [batch, heads, length, dim] with any strides; a tensor that is not given is NULL. An output that overlaps
@@ -221,6 +230,7 @@ typedef struct polyhead_attention_options {
   int32_t length_invariant;
   double scale;
   const polyhead_mask* mask; /* NULL: none */
+  polyhead_precision precision;
 } polyhead_attention_options;
 
 /* One call: takes the plan for the inputs' shapes from the runtime's cache, or makes it, and runs it. options may be NULL. */
@@ -240,7 +250,8 @@ typedef struct polyhead_multi_head_attention_spec {
   int64_t value_input_dim; /* width of the value source, 0: d_model */
   int32_t has_scale;
   double scale;
-  const polyhead_mask* mask; /* NULL: none; copied */
+  const polyhead_mask* mask;    /* NULL: none; copied */
+  polyhead_precision precision; /* of the attention inside */
 } polyhead_multi_head_attention_spec;
 
 /* f32; rows are output features. Copied and packed: the memory is the caller's again when create returns. Biases may

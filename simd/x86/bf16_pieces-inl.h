@@ -1,15 +1,19 @@
-// f32 operands as sums of three bf16 pieces, in the layout that tiles multiply.
+// f32 operands as sums of bf16 pieces, in the layout that tiles multiply.
 //
-// x = high + middle + low, 8 significant bits each: exactly, as long as no piece falls below 2^-126. High is truncated, so that
-// no finite x becomes infinite; the rests are rounded. A product needs six of the nine products of pieces: what the other three
-// add is below 2^-24 of it.
+// Three pieces, 8 significant bits each: x = high + middle + low exactly, as long as no piece falls below 2^-126. High is
+// truncated, so that no finite x becomes infinite; the rests are rounded. A product needs six of the nine products of pieces:
+// what the other three add is below 2^-24 of it.
+//
+// Two pieces, for Precision::fast: both are rounded, which makes the second at most 2^-8 of x, either sign, and leaves a rest
+// of at most 2^-17. A product needs three of four products of pieces: at most 2^-16 is missing, and 2^-15 of it with the rests.
+// (With a truncated high piece it were four times as much, always of one sign.)
 //
 // The sum over pairs that TDPBF16PS makes may run in any order as long as A and B agree, so element i of a run of 32 is paired
 // with element i + 16: two vectors become a vector of pairs without crossing lanes, whatever their width.
 //
 //   tile of A   [16 rows][16 pairs]      row m: element i and i + 16 of A's row m
 //   tile of B   [16 pairs][16 columns]   row i: for each column n, elements i and i + 16 of B's column n
-//   PieceTiles  the tiles of high, middle and low, one after the other
+//   PieceTiles  the tiles of the first piece, the second and so on, one after the other
 #pragma once
 
 #include "simd/contract/attention.hpp"
@@ -23,38 +27,41 @@ HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-constexpr size_t kPieces = 3;
+template <size_t kPieces>
 constexpr size_t kPieceTileBytes = kPieces * kTileBytes;
 constexpr size_t kDepth = 32;  // elements that a tile product sums over
 
-// Each in the upper half of its lane.
+// Large ones first, each in the upper half of its lane.
+template <size_t kPieces>
 struct Pieces {
-  Ints high, middle, low;
+  Ints piece[kPieces];
 };
 
-HWY_INLINE Pieces SplitIntoPieces(FloatTag df, Floats x) {
+template <size_t kPieces>
+HWY_INLINE Pieces<kPieces> SplitIntoPieces(FloatTag df, Floats x) {
+  static_assert(kPieces == 2 || kPieces == 3, "what the products below are for");
   const IntTag di;
   const Ints upper = hn::Set(di, static_cast<std::int32_t>(0xFFFF0000u)), half = hn::Set(di, 0x8000);
-  Pieces pieces;
-  pieces.high = hn::And(hn::BitCast(di, x), upper);
-  const Floats rest = hn::Sub(x, hn::BitCast(df, pieces.high));
-  pieces.middle = hn::And(hn::Add(hn::BitCast(di, rest), half), upper);
-  const Floats last = hn::Sub(rest, hn::BitCast(df, pieces.middle));
-  pieces.low = hn::And(hn::Add(hn::BitCast(di, last), half), upper);
+  const auto rounded = [&](Floats rest) HWY_ATTR { return hn::And(hn::Add(hn::BitCast(di, rest), half), upper); };
+  Pieces<kPieces> pieces;
+  pieces.piece[0] = kPieces == 3 ? hn::And(hn::BitCast(di, x), upper) : rounded(x);
+  Floats rest = x;
+  for (size_t i = 1; i < kPieces; ++i) {
+    rest = hn::Sub(rest, hn::BitCast(df, pieces.piece[i - 1]));
+    pieces.piece[i] = rounded(rest);
+  }
   return pieces;
 }
 
-HWY_INLINE void StorePairs(Pieces first, Pieces second, unsigned char* to) {
+template <size_t kPieces>
+HWY_INLINE void StorePairs(const Pieces<kPieces>& first, const Pieces<kPieces>& second, unsigned char* to) {
   const IntTag di;
   const Ints upper = hn::Set(di, static_cast<std::int32_t>(0xFFFF0000u));
-  const auto pair = [&](Ints a, Ints b, size_t piece) HWY_ATTR {
-    const hn::RebindToUnsigned<IntTag> du;
-    const Ints lower = hn::BitCast(di, hn::ShiftRight<16>(hn::BitCast(du, a)));
-    hn::Store(hn::Or(lower, hn::And(b, upper)), di, reinterpret_cast<std::int32_t*>(to + piece * kTileBytes));
-  };
-  pair(first.high, second.high, 0);
-  pair(first.middle, second.middle, 1);
-  pair(first.low, second.low, 2);
+  const hn::RebindToUnsigned<IntTag> du;
+  for (size_t i = 0; i < kPieces; ++i) {
+    const Ints lower = hn::BitCast(di, hn::ShiftRight<16>(hn::BitCast(du, first.piece[i])));
+    hn::Store(hn::Or(lower, hn::And(second.piece[i], upper)), di, reinterpret_cast<std::int32_t*>(to + i * kTileBytes));
+  }
 }
 
 // Which operands pieces can stand for, by the bits of the largest magnitude. Queries and keys: finite, and so small that a sum
@@ -92,6 +99,7 @@ static inline std::int32_t LargestMagnitudeBits(const float* row, size_t columns
 
 // Rows [first, first + rows) of a matrix [row][columns] whose transpose [columns][32 lanes] is `lanes_of_rows`, as tiles of B,
 // two column tiles of ceil(columns / 32) PieceTiles. Lanes where keep is 0 become 0.
+template <size_t kPieces>
 static HWY_NOINLINE void PackLanes(const float* lanes_of_rows, size_t columns, const std::int32_t* keep, unsigned char* to) {
   const FloatTag df;
   const IntTag di;
@@ -103,8 +111,9 @@ static HWY_NOINLINE void PackLanes(const float* lanes_of_rows, size_t columns, c
         const Floats kept = hn::BitCast(df, hn::Load(di, keep + j));
         const Floats a = first < columns ? hn::And(kept, hn::Load(df, lanes_of_rows + first * 32 + j)) : hn::Zero(df);
         const Floats b = second < columns ? hn::And(kept, hn::Load(df, lanes_of_rows + second * 32 + j)) : hn::Zero(df);
-        unsigned char* tile = to + (j / kTileRows * depths + depth) * kPieceTileBytes;
-        StorePairs(SplitIntoPieces(df, a), SplitIntoPieces(df, b), tile + i * kTileRowBytes + j % kTileRows * 4);
+        unsigned char* tile = to + (j / kTileRows * depths + depth) * kPieceTileBytes<kPieces>;
+        StorePairs(SplitIntoPieces<kPieces>(df, a), SplitIntoPieces<kPieces>(df, b),
+                   tile + i * kTileRowBytes + j % kTileRows * 4);
       }
     }
   }
@@ -112,6 +121,7 @@ static HWY_NOINLINE void PackLanes(const float* lanes_of_rows, size_t columns, c
 
 // 32 query rows, scaled, as tiles of B: S' = K Q'. apart[lane] = -1 for rows that pieces cannot stand for (they become 0), else
 // 0.
+template <size_t kPieces>
 static HWY_NOINLINE void PackQuery(const AttentionF32Args& args, std::int64_t first_row, size_t rows, float scale,
                                    float* lanes_of_rows, std::int32_t* keep, std::int32_t* apart, unsigned char* to) {
   const FloatTag df;
@@ -126,11 +136,12 @@ static HWY_NOINLINE void PackQuery(const AttentionF32Args& args, std::int64_t fi
     hn::Store(out_of_range, di, apart + j);
     hn::Store(hn::Not(out_of_range), di, keep + j);
   }
-  PackLanes(lanes_of_rows, head_dim, keep, to);
+  PackLanes<kPieces>(lanes_of_rows, head_dim, keep, to);
 }
 
 // A group of `count` keys (at most 32; the others become 0) as tiles of A: K [2 tiles of 16 keys][ceil(D / 32)] PieceTiles, and
 // V' [tiles of 16 value columns] PieceTiles. Returns a bit for each key that pieces cannot stand for: both its rows become 0.
+template <size_t kPieces>
 static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::int64_t first_key, size_t count,
                                            float* lanes_of_rows, std::int32_t* keep, unsigned char* keys, unsigned char* values,
                                            size_t value_tiles) {
@@ -160,23 +171,23 @@ static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::in
     }
     const std::ptrdiff_t kept = keep[i] ? static_cast<std::ptrdiff_t>(head_dim) : 0;
     for (size_t depth = 0; depth < depths; ++depth) {
-      unsigned char* tile = keys + (i / kTileRows * depths + depth) * kPieceTileBytes + i % kTileRows * kTileRowBytes;
+      unsigned char* tile = keys + (i / kTileRows * depths + depth) * kPieceTileBytes<kPieces> + i % kTileRows * kTileRowBytes;
       for (size_t j = 0; j < kTileRows; j += lanes) {
         const size_t first = depth * kDepth + j, second = first + kTileRows;
         const Floats a = LoadUpTo(df, row + first, kept - static_cast<std::ptrdiff_t>(first));
         const Floats b = LoadUpTo(df, row + second, kept - static_cast<std::ptrdiff_t>(second));
-        StorePairs(SplitIntoPieces(df, a), SplitIntoPieces(df, b), tile + j * 4);
+        StorePairs(SplitIntoPieces<kPieces>(df, a), SplitIntoPieces<kPieces>(df, b), tile + j * 4);
       }
     }
   }
 
   for (size_t e = 0; e < value_tiles * kTileRows; ++e) {
-    unsigned char* tile = values + e / kTileRows * kPieceTileBytes + e % kTileRows * kTileRowBytes;
+    unsigned char* tile = values + e / kTileRows * kPieceTileBytes<kPieces> + e % kTileRows * kTileRowBytes;
     for (size_t j = 0; j < kTileRows; j += lanes) {
       const Floats kept_a = hn::BitCast(df, hn::Load(di, keep + j)), kept_b = hn::BitCast(df, hn::Load(di, keep + 16 + j));
       const Floats a = e < value_dim ? hn::And(kept_a, hn::Load(df, lanes_of_rows + e * 32 + j)) : hn::Zero(df);
       const Floats b = e < value_dim ? hn::And(kept_b, hn::Load(df, lanes_of_rows + e * 32 + 16 + j)) : hn::Zero(df);
-      StorePairs(SplitIntoPieces(df, a), SplitIntoPieces(df, b), tile + j * 4);
+      StorePairs(SplitIntoPieces<kPieces>(df, a), SplitIntoPieces<kPieces>(df, b), tile + j * 4);
     }
   }
   return out_of_range;

@@ -12,11 +12,23 @@
 #include "plan/attention_plan.hpp"
 
 namespace polyhead {
+
+const char* name(Precision precision) noexcept {
+  switch (precision) {
+    case Precision::strict:
+      return "strict";
+    case Precision::fast:
+      return "fast";
+  }
+  return "unknown";
+}
+
 namespace {
 
 using api::check_mask;
 using api::check_no_overlap;
 using api::check_output;
+using api::check_precision;
 using api::check_tensor;
 using api::fail;
 
@@ -47,6 +59,7 @@ AttentionSpec resolve(AttentionSpec spec) {
   }
   if (spec.scale && !std::isfinite(*spec.scale)) fail("AttentionSpec.scale", std::to_string(*spec.scale), "a finite number");
   check_mask("AttentionSpec.mask", spec.mask);
+  check_precision("AttentionSpec.precision", spec.precision);
   if (spec.dtype != DType::f32) {
     throw Error(ErrorCode::unsupported, std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves f32");
   }
@@ -115,7 +128,7 @@ class AttentionPlanState {
  public:
   AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
       : spec_(resolve(spec)),
-        plan_(shape_of(spec_), spec_.mask, scale_of(spec_), spec_.length_invariant, runtime.state()->kernels(),
+        plan_(shape_of(spec_), spec_.mask, scale_of(spec_), spec_.length_invariant, spec_.precision, runtime.state()->kernels(),
               runtime.state()->scheduler()) {}
 
   void run(const AttentionInputs& inputs, const RunOptions& options) const {
@@ -280,6 +293,7 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
   spec.scale = options.scale;
   spec.mask = options.mask;
   spec.length_invariant = options.length_invariant;
+  spec.precision = options.precision;
 
   detail::CallKey key;
   key.add(attention_call).add(spec.batch).add(spec.heads).add(spec.kv_heads).add(spec.query_length).add(spec.key_length);
@@ -294,7 +308,7 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
                           spec.scale.has_value()}) {
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
   }
-  key.add(flags);
+  key.add(flags << 8 | static_cast<std::uint64_t>(spec.precision));
   api::entry([&] {
     const auto plan = runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
         key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });

@@ -31,7 +31,7 @@ struct AttentionCut {
 
 class AttentionPlan {
  public:
-  AttentionPlan(const AttentionShape& maximum, const Mask& mask, double scale, bool length_invariant,
+  AttentionPlan(const AttentionShape& maximum, const Mask& mask, double scale, bool length_invariant, Precision precision,
                 const dispatch::KernelTable& kernels, std::shared_ptr<graph::Scheduler> scheduler);
   ~AttentionPlan();
 
@@ -69,6 +69,7 @@ class AttentionPlan {
   AttentionShape maximum_;
   Mask mask_;
   bool length_invariant_;
+  Precision precision_;
   double scale_;
   const dispatch::KernelTable& kernels_;
   std::shared_ptr<graph::Scheduler> scheduler_;

@@ -20,8 +20,10 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
     fill(test.out, not_a_number);
     fill(test.lse, not_a_number);
     plan.run(test.inputs_with_lse());
-    if (auto result = attention_matches(expected, test.out, where); !result) return result << "\n" << plan.explain();
-    if (auto result = lse_matches(expected, test.lse, where); !result) return result << "\n" << plan.explain();
+    if (auto result = attention_matches(expected, test.out, where, test.spec.precision); !result)
+      return result << "\n" << plan.explain();
+    if (auto result = lse_matches(expected, test.lse, where, test.spec.precision); !result)
+      return result << "\n" << plan.explain();
     const Tensor with_lse = test.out.clone();
     fill(test.out, not_a_number);
     plan.run(test.inputs());
@@ -75,6 +77,7 @@ AttentionOptions AttentionCase::options() const {
   options.scale = spec.scale;
   options.mask = spec.mask;
   options.length_invariant = spec.length_invariant;
+  options.precision = spec.precision;
   return options;
 }
 
@@ -84,6 +87,7 @@ std::string AttentionCase::describe() const {
        << spec.key_length << " D " << spec.head_dim << " E " << spec.value_dim << " mask " << testing::describe(spec.mask);
   if (spec.scale) text << " scale " << *spec.scale;
   if (spec.length_invariant) text << " length_invariant";
+  if (spec.precision != Precision::strict) text << ' ' << name(spec.precision);
   if (spec.mask.has_key_lengths) {
     text << " key_lengths";
     for_each_offset(key_lengths, [&](std::int64_t offset) { text << ' ' << load(key_lengths, offset); });

@@ -40,7 +40,7 @@ struct AttentionResult {
 };
 
 // By the formula, reading inputs.query, key, value, key_lengths, offsets, boolean_mask and bias; inputs.out and lse are not
-// looked at. options.length_invariant has no meaning here.
+// looked at. options.length_invariant and precision have no meaning here.
 AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights = false);
 
 // Whether the mask lets query t of (b, h) see key s, by structure and boolean mask; a bias of -inf is the score's matter.
