@@ -26,20 +26,20 @@
 #include "simd/hwy/attention_block-inl.h"
 #include "simd/hwy/attention_f32-inl.h"
 #include "simd/hwy/scratch.h"
-#include "simd/x86/bf16_pieces-inl.h"
+#include "simd/x86/attention_pieces-inl.h"
+#include "simd/x86/tile_products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-constexpr size_t kBlockRows = 32;  // two tiles
-constexpr size_t kGroupKeys = 32;  // likewise
+constexpr size_t kBlockRows = kProductColumns;
+constexpr size_t kGroupKeys = 32;  // two tiles
 constexpr size_t kStepKeys = 64;
 constexpr size_t kStepGroups = kStepKeys / kGroupKeys;
 constexpr size_t kBlocksAtOnce = 16;
 constexpr size_t kPackedBytes =
     768 * 1024;  // of K and V in pieces: with 16 row blocks they stay in a second-level cache of 2 MB
-constexpr std::ptrdiff_t kResultStride = kBlockRows * sizeof(float);
 
 // Sizes in tiles.
 template <size_t kPieces>
@@ -168,102 +168,6 @@ class WeightStream {
   float* sum_ = nullptr;
   size_t next_ = 0, end_ = 0;
 };
-
-// 32 x 32 results, C = A B or C += A B, as two by two tiles: `count` PieceTiles deep.
-struct Product {
-  const unsigned char *a, *b;
-  size_t second_a, step_a, second_b, step_b;  // bytes to the second tile's pieces, and to the next in depth
-  size_t count;
-  float* results;  // [32][32]
-  bool adds;
-};
-
-// Three products take half as long as six and have as many weights beside them: a portion a tile product, not one for two.
-template <class Tiles, size_t kPieces>
-HWY_INLINE void DotOfFour(Tiles& tiles, WeightStream<kPieces>& weights) {
-  tiles.template Dot<0, 4, 6>();
-  weights.Next();
-  tiles.template Dot<1, 4, 7>();
-  if constexpr (kPieces == 2) weights.Next();
-  tiles.template Dot<2, 5, 6>();
-  weights.Next();
-  tiles.template Dot<3, 5, 7>();
-  if constexpr (kPieces == 2) weights.Next();
-}
-
-HWY_INLINE float* TileOf(float* results, int tile) {
-  return results + tile / 2 * 16 * kBlockRows + tile % 2 * 16;
-}
-
-// A store waits for the products of its tile, and every younger load waits for the store. So results are stored only when
-// their register is needed again, each just before its next product.
-template <int kTile, class Tiles>
-HWY_INLINE void BeginTile(Tiles& tiles, const Product& product, float* unstored) {
-  tiles.template Store<kTile>(TileOf(unstored, kTile), kResultStride);
-  if (product.adds) {
-    tiles.template Load<kTile>(TileOf(product.results, kTile), kResultStride);
-  } else {
-    tiles.template Zero<kTile>();
-  }
-  tiles.template Dot<kTile, 4 + kTile / 2, 6 + kTile % 2>();
-}
-
-template <class Tiles>
-HWY_INLINE void StoreTiles(Tiles& tiles, float* results) {
-  tiles.template Store<0>(TileOf(results, 0), kResultStride);
-  tiles.template Store<1>(TileOf(results, 1), kResultStride);
-  tiles.template Store<2>(TileOf(results, 2), kResultStride);
-  tiles.template Store<3>(TileOf(results, 3), kResultStride);
-}
-
-// Tiles 0 to 3: sums, 4 and 5: A, which passes through the first-level cache once, 6 and 7: B, which stays there.
-template <class Tiles>
-HWY_INLINE void LoadA(Tiles& tiles, const unsigned char* first, const unsigned char* second, size_t piece) {
-  tiles.template LoadPassing<4>(first + piece * kTileBytes, kTileRowBytes);
-  tiles.template LoadPassing<5>(second + piece * kTileBytes, kTileRowBytes);
-}
-template <class Tiles>
-HWY_INLINE void LoadB(Tiles& tiles, const unsigned char* first, const unsigned char* second, size_t piece) {
-  tiles.template Load<6>(first + piece * kTileBytes, kTileRowBytes);
-  tiles.template Load<7>(second + piece * kTileBytes, kTileRowBytes);
-}
-
-// Products of pieces in an order that begins with a small one and loads few: A's 0 by B's 2, 1 and 0, A's 1 by B's 0 and 1, A's
-// 2 by B's 0; of two pieces, 0 by 1 and 0, 1 by 0. `unstored`: the last product's results, still in tiles 0 to 3.
-template <size_t kPieces, class Tiles>
-HWY_INLINE void Multiply(Tiles& tiles, const Product& product, float* unstored, WeightStream<kPieces>& weights) {
-  const unsigned char *a0 = product.a, *b0 = product.b;
-  for (size_t i = 0; i < product.count; ++i) {
-    const unsigned char *a1 = a0 + product.second_a, *b1 = b0 + product.second_b;
-    LoadA(tiles, a0, a1, 0);
-    LoadB(tiles, b0, b1, kPieces - 1);
-    if (i == 0) {
-      BeginTile<0>(tiles, product, unstored);
-      BeginTile<1>(tiles, product, unstored);
-      BeginTile<2>(tiles, product, unstored);
-      BeginTile<3>(tiles, product, unstored);
-    } else {
-      DotOfFour(tiles, weights);
-    }
-    if constexpr (kPieces == 3) {
-      LoadB(tiles, b0, b1, 1);
-      DotOfFour(tiles, weights);
-    }
-    LoadB(tiles, b0, b1, 0);
-    DotOfFour(tiles, weights);
-    LoadA(tiles, a0, a1, 1);
-    DotOfFour(tiles, weights);
-    if constexpr (kPieces == 3) {
-      LoadB(tiles, b0, b1, 1);
-      DotOfFour(tiles, weights);
-      LoadA(tiles, a0, a1, 2);
-      LoadB(tiles, b0, b1, 0);
-      DotOfFour(tiles, weights);
-    }
-    a0 += product.step_a;
-    b0 += product.step_b;
-  }
-}
 
 // One call: its operands, and what stays the same from step to step.
 template <class Tiles, size_t kPieces>
@@ -394,7 +298,7 @@ class TileAttentionRun {
     for (size_t i = 0; i < products; ++i) {
       const Product product =
           i < score_products ? ScoresOf(*scoring, scoring->group_begin + i) : ValuesOf(*summing, i - score_products);
-      Multiply(tiles, product, unstored, weights);
+      MultiplyPieces<kPieces>(tiles, product, unstored, weights);
       unstored = product.results;
     }
     while (weights.Left()) weights.Next();

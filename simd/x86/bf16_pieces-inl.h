@@ -6,7 +6,7 @@
 //
 // Two pieces, for Precision::fast: both are rounded, which makes the second at most 2^-8 of x, either sign, and leaves a rest
 // of at most 2^-17. A product needs three of four products of pieces: at most 2^-16 is missing, and 2^-15 of it with the rests.
-// (With a truncated high piece it were four times as much, always of one sign.)
+// (Were the first one truncated, the second times the second would be four times as large, always of the product's sign.)
 //
 // The sum over pairs that TDPBF16PS makes may run in any order as long as A and B agree, so element i of a run of 32 is paired
 // with element i + 16: two vectors become a vector of pairs without crossing lanes, whatever their width.
@@ -16,11 +16,8 @@
 //   PieceTiles  the tiles of the first piece, the second and so on, one after the other
 #pragma once
 
-#include "simd/contract/attention.hpp"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/partial_vector-inl.h"
-#include "simd/hwy/row_map-inl.h"
-#include "simd/hwy/transpose-inl.h"
 #include "simd/x86/tiles_amx-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -64,16 +61,12 @@ HWY_INLINE void StorePairs(const Pieces<kPieces>& first, const Pieces<kPieces>& 
   }
 }
 
-// Which operands pieces can stand for, by the bits of the largest magnitude. Queries and keys: finite, and so small that a sum
-// of products of theirs stays finite, since infinities of pieces may cancel to NaN. What is lost of tiny elements is below
-// 2^-126 times the other operand, nothing in a score. Values: likewise at the upper end (weights are at most 1); a key whose
-// largest value is tiny but not 0 would lose pieces that count. Denormals are 0 here as everywhere in this kernel.
+// Operands are judged by the bits of their largest magnitude. Factors above this limit, and what is not finite, are not for
+// pieces: sums of products must stay finite, since infinities of pieces may cancel to NaN. Denormals are 0 here.
 constexpr std::int32_t BitsOfPowerOfTwo(int exponent) {
   return (127 + exponent) << 23;
 }
 constexpr std::int32_t kLargestFactor = BitsOfPowerOfTwo(50);
-constexpr std::int32_t kLargestValue = BitsOfPowerOfTwo(100);
-constexpr std::int32_t kSmallestLargestValue = BitsOfPowerOfTwo(-60);
 constexpr std::int32_t kSmallestNormal = 0x00800000;
 
 HWY_INLINE Ints MagnitudeBits(Floats x) {
@@ -119,60 +112,18 @@ static HWY_NOINLINE void PackLanes(const float* lanes_of_rows, size_t columns, c
   }
 }
 
-// 32 query rows, scaled, as tiles of B: S' = K Q'. apart[lane] = -1 for rows that pieces cannot stand for (they become 0), else
-// 0.
+// Rows of `columns` floats, `stride` bytes apart, as tiles of A: two row tiles of ceil(columns / 32) PieceTiles. Rows from
+// `count` (at most 32) on, and those where keep is 0, become 0 and are not read.
 template <size_t kPieces>
-static HWY_NOINLINE void PackQuery(const AttentionF32Args& args, std::int64_t first_row, size_t rows, float scale,
-                                   float* lanes_of_rows, std::int32_t* keep, std::int32_t* apart, unsigned char* to) {
+static HWY_NOINLINE void PackRows(const float* row, std::ptrdiff_t stride, size_t count, const std::int32_t* keep,
+                                  size_t columns, unsigned char* to) {
   const FloatTag df;
-  const IntTag di;
-  const size_t head_dim = static_cast<size_t>(args.head_dim);
-  const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
-  RowsToLanes<true>(query, first_row, rows, 32, head_dim, scale, lanes_of_rows);
-  for (size_t j = 0; j < 32; j += hn::Lanes(df)) {
-    Ints largest = hn::Zero(di);
-    for (size_t d = 0; d < head_dim; ++d) largest = hn::Max(largest, MagnitudeBits(hn::Load(df, lanes_of_rows + d * 32 + j)));
-    const Ints out_of_range = hn::VecFromMask(di, hn::Gt(largest, hn::Set(di, kLargestFactor)));
-    hn::Store(out_of_range, di, apart + j);
-    hn::Store(hn::Not(out_of_range), di, keep + j);
-  }
-  PackLanes<kPieces>(lanes_of_rows, head_dim, keep, to);
-}
-
-// A group of `count` keys (at most 32; the others become 0) as tiles of A: K [2 tiles of 16 keys][ceil(D / 32)] PieceTiles, and
-// V' [tiles of 16 value columns] PieceTiles. Returns a bit for each key that pieces cannot stand for: both its rows become 0.
-template <size_t kPieces>
-static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::int64_t first_key, size_t count,
-                                           float* lanes_of_rows, std::int32_t* keep, unsigned char* keys, unsigned char* values,
-                                           size_t value_tiles) {
-  const FloatTag df;
-  const IntTag di;
-  const size_t lanes = hn::Lanes(df), head_dim = static_cast<size_t>(args.head_dim);
-  const size_t value_dim = static_cast<size_t>(args.value_dim), depths = (head_dim + kDepth - 1) / kDepth;
-  const RowMap<const float> value = {args.value, args.value_stride, 0, 1};
-  RowsToLanes<false>(value, first_key, count, 32, value_dim, 1.0f, lanes_of_rows);
-  for (size_t j = 0; j < 32; j += lanes) {
-    Ints largest = hn::Zero(di);
-    for (size_t e = 0; e < value_dim; ++e) largest = hn::Max(largest, MagnitudeBits(hn::Load(df, lanes_of_rows + e * 32 + j)));
-    const auto too_large = hn::Gt(largest, hn::Set(di, kLargestValue));
-    const auto too_small =
-        hn::And(hn::Gt(hn::Set(di, kSmallestLargestValue), largest), hn::Gt(largest, hn::Set(di, kSmallestNormal - 1)));
-    hn::Store(hn::Not(hn::VecFromMask(di, hn::Or(too_large, too_small))), di, keep + j);
-  }
-
-  std::uint32_t out_of_range = 0;
-  const float* row = Offset(args.key, static_cast<std::ptrdiff_t>(first_key) * args.key_stride);
-  for (size_t i = 0; i < kDepth; ++i, row = Offset(row, args.key_stride)) {
-    if (i >= count) {
-      keep[i] = 0;
-    } else if (keep[i] == 0 || LargestMagnitudeBits(row, head_dim) > kLargestFactor) {
-      keep[i] = 0;
-      out_of_range |= std::uint32_t{1} << i;
-    }
-    const std::ptrdiff_t kept = keep[i] ? static_cast<std::ptrdiff_t>(head_dim) : 0;
+  const size_t depths = (columns + kDepth - 1) / kDepth;
+  for (size_t i = 0; i < 2 * kTileRows; ++i, row = Offset(row, stride)) {
+    const std::ptrdiff_t kept = i < count && keep[i] != 0 ? static_cast<std::ptrdiff_t>(columns) : 0;
     for (size_t depth = 0; depth < depths; ++depth) {
-      unsigned char* tile = keys + (i / kTileRows * depths + depth) * kPieceTileBytes<kPieces> + i % kTileRows * kTileRowBytes;
-      for (size_t j = 0; j < kTileRows; j += lanes) {
+      unsigned char* tile = to + (i / kTileRows * depths + depth) * kPieceTileBytes<kPieces> + i % kTileRows * kTileRowBytes;
+      for (size_t j = 0; j < kTileRows; j += hn::Lanes(df)) {
         const size_t first = depth * kDepth + j, second = first + kTileRows;
         const Floats a = LoadUpTo(df, row + first, kept - static_cast<std::ptrdiff_t>(first));
         const Floats b = LoadUpTo(df, row + second, kept - static_cast<std::ptrdiff_t>(second));
@@ -180,17 +131,6 @@ static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::in
       }
     }
   }
-
-  for (size_t e = 0; e < value_tiles * kTileRows; ++e) {
-    unsigned char* tile = values + e / kTileRows * kPieceTileBytes<kPieces> + e % kTileRows * kTileRowBytes;
-    for (size_t j = 0; j < kTileRows; j += lanes) {
-      const Floats kept_a = hn::BitCast(df, hn::Load(di, keep + j)), kept_b = hn::BitCast(df, hn::Load(di, keep + 16 + j));
-      const Floats a = e < value_dim ? hn::And(kept_a, hn::Load(df, lanes_of_rows + e * 32 + j)) : hn::Zero(df);
-      const Floats b = e < value_dim ? hn::And(kept_b, hn::Load(df, lanes_of_rows + e * 32 + 16 + j)) : hn::Zero(df);
-      StorePairs(SplitIntoPieces<kPieces>(df, a), SplitIntoPieces<kPieces>(df, b), tile + j * 4);
-    }
-  }
-  return out_of_range;
 }
 
 }  // namespace
