@@ -171,7 +171,7 @@ void register_attention(nb::module_& module) {
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(), nb::arg("attn_mask") = nb::none(),
              nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false, nb::arg("scale") = nb::none(),
              nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(), nb::arg("out") = nb::none(),
-             nb::arg("precision") = "strict", documentation);
+             nb::arg("precision").none() = "strict", documentation);
 }
 
 }  // namespace polyhead::python

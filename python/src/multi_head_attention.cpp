@@ -131,7 +131,7 @@ void register_multi_head_attention(nb::module_& module) {
                   nb::arg("output_weight"), nb::kw_only(), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("query_bias").none(),
                   nb::arg("key_bias").none(), nb::arg("value_bias").none(), nb::arg("output_bias").none(),
                   nb::arg("scale").none(), nb::arg("causal"), nb::arg("key_lengths"), nb::arg("boolean"), nb::arg("bias"),
-                  nb::arg("precision"))
+                  nb::arg("precision").none())
       .def("run", &run, nb::arg("query"), nb::arg("key").none(), nb::arg("value").none(), nb::arg("boolean_mask").none(),
            nb::arg("bias").none(), nb::arg("key_lengths").none(), nb::arg("out").none());
 }

@@ -105,6 +105,7 @@ AttentionCase random_case(std::uint64_t seed) {
   }
   if (random.chance(0.3)) spec.scale = random.chance(0.1) ? 0.0 : random.normal();
   spec.length_invariant = random.chance(0.2);
+  if (random.chance(0.2)) spec.precision = Precision::fast;
   AttentionCase test = make_case(spec, random);
   if (random.chance(0.15)) fill_normal(test.query, random, random.choice({0.01, 8.0, 100.0}));
   if (spec.mask.has_boolean) {
