@@ -99,7 +99,10 @@ TEST_F(GemmPiecesTest, SizesAroundTileEdges) {
   for (int i = 0; i < 150; ++i) check(edge(), edge(), edge(), ++seed);
   // Around the groups of rows, columns and k that are taken at once.
   for (const std::int64_t n : around({256, 512})) check(3, n, 35, ++seed);
-  for (const std::int64_t k : around({256, 512})) check(70, 20, k, ++seed);
+  for (const std::int64_t k : around({256, 512})) {
+    check(70, 20, k, ++seed);
+    check(20, 20, k, ++seed);  // one tile product after another with the same results
+  }
   check(200, 600, 700, ++seed);
 }
 
