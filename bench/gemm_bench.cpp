@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 
+#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
 #include "suite.hpp"
 #include "support/gemm_case.hpp"
@@ -13,6 +14,7 @@ void register_gemm(const SuiteOptions& options) {
                                   {1024, 3072, 768}, {1024, 768, 3072}, {128, 384, 384},   {128, 4096, 4096},
                                   {1, 4096, 4096},   {16, 4096, 4096},  {1024, 4096, 4096}};
   for (const Isa isa : options.isas) {
+    if (isa == Isa::amx && !dispatch::request_tile_permission()) continue;
     const simd::GemmKernel* const kernel = dispatch::kernel_table(isa).gemm_f32;
     for (const GemmShape shape : shapes) {
       const std::string name =

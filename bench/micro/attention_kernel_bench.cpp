@@ -1,5 +1,5 @@
-// attention_f32 and decode_f32 of every instruction set, alone: one thread, one kv head a call, rows against keys. Each result
-// is compared with float64 before it is timed.
+// attention_f32, fast_attention_f32 and decode_f32 of every instruction set, alone: one thread, one kv head a call, rows
+// against keys. Each result is compared with float64 before it is timed.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
 #include "platform/aligned_memory.hpp"
+#include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"
 #include "support/aligned_array.hpp"
 #include "support/check.hpp"
@@ -97,7 +98,8 @@ class Problem {
   double bytes() const { return 4.0 * static_cast<double>(query_.size() + key_.size() + value_.size() + out_.size()); }
 
   // The first, a middle and the last row of what the kernel has left in the output.
-  Check compare() const {
+  Check compare(Precision precision) const {
+    const double missing = precision == Precision::fast ? 0x1p-15 : 0.0;
     Check result;
     for (const std::int64_t row : {std::int64_t{0}, shape_.rows / 2, shape_.rows - 1}) {
       std::vector<double> sum(static_cast<std::size_t>(shape_.head_dim), 0.0);
@@ -123,7 +125,7 @@ class Problem {
       }
       for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
         result.take(at(out_, row, d), sum[static_cast<std::size_t>(d)] / denominator,
-                    largest_value * (2e-6 + std::ldexp(largest_product, -22)));
+                    largest_value * (2e-6 + missing + (0x1p-22 + missing) * largest_product));
       }
     }
     return result;
@@ -143,10 +145,10 @@ class Problem {
   platform::AlignedBuffer scratch_;
 };
 
-void attend(benchmark::State& state, const simd::AttentionKernel& kernel, const Shape& shape) {
+void attend(benchmark::State& state, const simd::AttentionKernel& kernel, const Shape& shape, Precision precision) {
   Problem problem(kernel, shape);
   kernel.run(problem.args);
-  const Check check = problem.compare();
+  const Check check = problem.compare(precision);
   if (!check.passed()) return state.SkipWithError(("wrong result: " + check.describe()).c_str());
   for (auto _ : state) kernel.run(problem.args);
   const auto rate = [](double amount) {
@@ -157,16 +159,19 @@ void attend(benchmark::State& state, const simd::AttentionKernel& kernel, const 
 }
 
 const bool registered = [] {
-  const auto add = [](const simd::AttentionKernel& kernel, const Shape& shape) {
+  const auto add = [](const simd::AttentionKernel& kernel, const Shape& shape, Precision precision = Precision::strict) {
     const std::string label = std::string(kernel.name) + "/" + shape.name;
-    benchmark::RegisterBenchmark(label.c_str(), [&kernel, shape](benchmark::State& state) {
-      attend(state, kernel, shape);
+    benchmark::RegisterBenchmark(label.c_str(), [&kernel, shape, precision](benchmark::State& state) {
+      attend(state, kernel, shape, precision);
     })->Unit(benchmark::kMicrosecond);
   };
   for (const Isa isa : available_isas()) {
     if (isa == Isa::amx && !dispatch::request_tile_permission()) continue;
     const dispatch::KernelTable& table = dispatch::kernel_table(isa);
     for (const Shape& shape : prefill) add(*table.attention_f32, shape);
+    if (table.fast_attention_f32 != table.attention_f32) {
+      for (const Shape& shape : prefill) add(*table.fast_attention_f32, shape, Precision::fast);
+    }
     for (const Shape& shape : few_rows) add(*table.attention_f32, shape), add(*table.decode_f32, shape);
   }
   return true;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
 #include "polyhead/runtime.hpp"
 #include "support/aligned_array.hpp"
@@ -73,6 +74,7 @@ void gemm(benchmark::State& state, const simd::GemmKernel& kernel, Shape shape, 
 const bool registered = [] {
   for (const Isa isa : available_isas()) {
     if (isa == Isa::reference) continue;  // slow by intent
+    if (isa == Isa::amx && !dispatch::request_tile_permission()) continue;
     const simd::GemmKernel* kernel = dispatch::kernel_table(isa).gemm_f32;
     const auto add = [&](const char* label, Shape shape, simd::Activation activation, bool pack_only) {
       const std::string size = std::to_string(shape.m) + "x" + std::to_string(shape.n) + "x" + std::to_string(shape.k);

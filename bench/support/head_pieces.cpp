@@ -56,7 +56,8 @@ HeadPieces::HeadPieces(Isa isa, int threads) {
   byte_strides(inputs.value, operands_.value_strides);
   byte_strides(inputs.out, operands_.out_strides);
   const Isa permitted = dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission);
-  choice_ = plan::choose_attention(operands_.shape, operands_.mask, false, dispatch::kernel_table(permitted));
+  choice_ =
+      plan::choose_attention(operands_.shape, operands_.mask, false, Precision::strict, dispatch::kernel_table(permitted));
 
   scheduler_ = graph::Scheduler::create(options);
   auto description = std::make_shared<graph::TaskGraph>();

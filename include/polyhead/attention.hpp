@@ -17,6 +17,7 @@
 #include "polyhead/error.hpp"
 #include "polyhead/export.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
 
@@ -45,6 +46,7 @@ struct AttentionSpec {
   bool has_alibi = false;
   // sink is given: exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0.
   bool has_sink = false;
+  Precision precision = Precision::strict;
 };
 
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
@@ -101,6 +103,7 @@ struct AttentionOptions {
   double softcap = 0.0;
   bool has_alibi = false;
   bool has_sink = false;
+  Precision precision = Precision::strict;
 };
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options = {});
 

@@ -12,6 +12,7 @@
 #include "polyhead/attention.hpp"
 #include "polyhead/export.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
 
@@ -27,6 +28,7 @@ struct MultiHeadAttentionSpec {
   std::int64_t value_input_dim = 0;  // width of the value source, 0: d_model ("vdim")
   std::optional<double> scale;       // unset: 1 / sqrt(head_dim)
   Mask mask{};
+  Precision precision = Precision::strict;  // of the attention inside
 };
 
 // Rows are output features (torch's Linear layout), f32, any strides. Biases may be empty. Copied and packed; the caller's

@@ -166,6 +166,13 @@ typedef struct polyhead_mask {
 
 /* ---- attention ---- */
 
+/* How exact attention has to be; docs/semantics.md states both bounds. */
+typedef int32_t polyhead_precision;
+enum {
+  POLYHEAD_STRICT = 0, /* f32's error */
+  POLYHEAD_FAST = 1    /* a larger, stated error where the instruction set has a faster kernel for it */
+};
+
 /* Sizes are maxima: a plan serves every run whose batch, query_length and key_length are at most these; the others are
  * exact. */
 typedef struct polyhead_attention_spec {
@@ -185,6 +192,7 @@ typedef struct polyhead_attention_spec {
   double softcap;            /* scaled scores become softcap * tanh(score / softcap), before bias and mask; 0: they stay */
   int32_t has_alibi;         /* alibi_slopes[h] * |t + o - s| is taken off the score, o being the causal offset */
   int32_t has_sink;          /* exp(sink[h]) is added to the softmax's denominator */
+  polyhead_precision precision;
 } polyhead_attention_spec;
 
 /* Views are logical [batch, heads, length, dim] with any strides; a tensor that is not given is NULL. An output that overlaps
@@ -229,6 +237,7 @@ typedef struct polyhead_attention_options {
   double softcap;            /* this and the following as in polyhead_attention_spec */
   int32_t has_alibi;
   int32_t has_sink;
+  polyhead_precision precision;
 } polyhead_attention_options;
 
 /* One call: takes the plan for the inputs' shapes from the runtime's cache, or makes it, and runs it. options may be NULL. */
@@ -248,7 +257,8 @@ typedef struct polyhead_multi_head_attention_spec {
   int64_t value_input_dim; /* width of the value source, 0: d_model */
   int32_t has_scale;
   double scale;
-  const polyhead_mask* mask; /* NULL: none; copied */
+  const polyhead_mask* mask;    /* NULL: none; copied */
+  polyhead_precision precision; /* of the attention inside */
 } polyhead_multi_head_attention_spec;
 
 /* f32; rows are output features. Copied and packed: the memory is the caller's again when create returns. Biases may

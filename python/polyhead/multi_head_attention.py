@@ -13,7 +13,8 @@ class MultiHeadAttention:
     Weights are float32 [output width, input width] as torch's Linear keeps them:
     query_weight [heads * D, d_model], key_weight [kv_heads * D, key width], value_weight [kv_heads * E, value width],
     output_weight [d_model, heads * E]; biases have the output width, or are None. kv_heads (default: heads) divides heads.
-    The number of threads is the one set when the operator is made.
+    precision is that of the attention inside, as in scaled_dot_product_attention. The number of threads is the one set when the
+    operator is made.
 
     Weights are packed once for each kind of mask that calls use (none, causal, lengths, boolean, additive and combinations),
     on its first use.
@@ -33,6 +34,7 @@ class MultiHeadAttention:
         value_bias=None,
         output_bias=None,
         scale=None,
+        precision="strict",
     ):
         # Copies of our own: an operator for another kind of mask may be packed much later.
         self._weights = [_copied(weight) for weight in (query_weight, key_weight, value_weight, output_weight)]
@@ -41,6 +43,7 @@ class MultiHeadAttention:
             heads=heads,
             kv_heads=heads if kv_heads is None else kv_heads,
             scale=scale,
+            precision=precision,
             **{name: _copied(bias) for name, bias in biases.items()},
         )
         self._operators = {}

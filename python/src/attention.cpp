@@ -88,7 +88,7 @@ void expect_shape(const TensorView& out, const AttentionGeometry& geometry) {
 nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_array, nb::handle value_array,
                                         nb::handle attn_mask, double dropout_p, bool is_causal, std::optional<double> scale,
                                         bool enable_gqa, nb::handle key_lengths, nb::handle out_array, double softcap,
-                                        nb::handle alibi_slopes, nb::handle sink) {
+                                        nb::handle alibi_slopes, nb::handle sink, nb::handle precision) {
   if (dropout_p != 0) {
     throw Error(ErrorCode::unsupported,
                 "dropout_p: is " + std::to_string(dropout_p) + ", expected 0 (Polyhead runs inference only)");
@@ -121,6 +121,7 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   options.softcap = softcap;
   options.has_alibi = slopes.has_value();
   options.has_sink = sinks.has_value();
+  options.precision = to_precision(precision);
   if (is_causal) options.mask.causality = Causal::top_left;
   AttentionInputs inputs;
   inputs.query = inner_view(query.view(), geometry.heads);
@@ -177,6 +178,8 @@ sink: float32 [heads]; exp(sink[h]) is added to the softmax's denominator, as of
 out: float32 [..., heads, L, E], written to and returned; must not overlap an input. Without it a new array is made, a
 PyTorch tensor when query is one, else a NumPy array.
 
+precision: "strict", or "fast", which may use a faster kernel with a larger, stated error (docs/semantics.md).
+
 A query that may attend to no key gives zeros. Raises TypeError for data types and objects that are not served, and
 subclasses of polyhead.Error (InvalidArgumentError is a ValueError too), naming the argument.)";
 
@@ -185,11 +188,13 @@ subclasses of polyhead.Error (InvalidArgumentError is a ValueError too), naming 
 void register_attention(nb::module_& module) {
   module.def("scaled_dot_product_attention", &scaled_dot_product_attention,
              nb::sig("def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, "
-                     "scale=None, enable_gqa=False, *, key_lengths=None, out=None, softcap=0.0, alibi_slopes=None, sink=None)"),
+                     "scale=None, enable_gqa=False, *, key_lengths=None, out=None, softcap=0.0, alibi_slopes=None, sink=None, "
+                     "precision='strict')"),
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(), nb::arg("attn_mask") = nb::none(),
              nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false, nb::arg("scale") = nb::none(),
              nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(), nb::arg("out") = nb::none(),
-             nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(), documentation);
+             nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(),
+             nb::arg("precision").none() = "strict", documentation);
 }
 
 }  // namespace polyhead::python

@@ -39,6 +39,17 @@ std::optional<BorrowedArray> borrow_key_lengths(nb::handle key_lengths) {
   return lengths;
 }
 
+Precision to_precision(nb::handle precision) {
+  const char* const expected = ", expected 'strict' or 'fast'";
+  if (!PyUnicode_Check(precision.ptr())) {
+    throw_type_error("precision: is " + std::string(nb::repr(precision).c_str()) + expected);
+  }
+  for (const Precision known : {Precision::strict, Precision::fast}) {
+    if (PyUnicode_CompareWithASCIIString(precision.ptr(), name(known)) == 0) return known;
+  }
+  throw invalid("precision: is " + std::string(nb::repr(precision).c_str()) + expected);
+}
+
 void expect_f32(const BorrowedArray& array, const char* argument) {
   if (array.view().dtype == DType::f32) return;
   throw_type_error(std::string(argument) + ": data type is " + python_name(array.view().dtype) +

@@ -1,4 +1,4 @@
-// The optional operands that every attention-like function takes: a mask and key lengths.
+// The optional operands that every attention-like function takes: a mask, key lengths, a precision.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,6 +7,7 @@
 
 #include "borrowed_array.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/precision.hpp"
 
 namespace polyhead::python {
 
@@ -16,6 +17,9 @@ std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask);
 
 // key_lengths: integers (int32 or int64), an array or a Python sequence. None: nothing. Errors: TypeError.
 std::optional<BorrowedArray> borrow_key_lengths(nb::handle key_lengths);
+
+// precision: "strict" or "fast". Errors: invalid_argument for another text, TypeError for what is none.
+Precision to_precision(nb::handle precision);
 
 // TypeError unless the array is f32.
 void expect_f32(const BorrowedArray& array, const char* argument);

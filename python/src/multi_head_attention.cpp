@@ -33,7 +33,7 @@ TensorView view_of(const std::optional<BorrowedArray>& array) {
 MultiHeadAttention make(nb::handle query_weight, nb::handle key_weight, nb::handle value_weight, nb::handle output_weight,
                         std::int64_t heads, std::int64_t kv_heads, nb::handle query_bias, nb::handle key_bias,
                         nb::handle value_bias, nb::handle output_bias, std::optional<double> scale, bool causal,
-                        bool key_lengths, bool boolean, bool bias) {
+                        bool key_lengths, bool boolean, bool bias, nb::handle precision) {
   const std::optional<BorrowedArray> arrays[] = {
       borrow_weight(query_weight, "query_weight"), borrow_weight(key_weight, "key_weight"),
       borrow_weight(value_weight, "value_weight"), borrow_weight(output_weight, "output_weight"),
@@ -65,6 +65,7 @@ MultiHeadAttention make(nb::handle query_weight, nb::handle key_weight, nb::hand
   spec.key_input_dim = arrays[1]->view().shape[1];
   spec.value_input_dim = arrays[2]->view().shape[1];
   spec.scale = scale;
+  spec.precision = to_precision(precision);
   spec.mask.causality = causal ? Causal::top_left : Causal::none;
   spec.mask.has_key_lengths = key_lengths;
   spec.mask.has_boolean = boolean;
@@ -129,7 +130,8 @@ void register_multi_head_attention(nb::module_& module) {
       .def_static("make", &make, nb::arg("query_weight"), nb::arg("key_weight"), nb::arg("value_weight"),
                   nb::arg("output_weight"), nb::kw_only(), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("query_bias").none(),
                   nb::arg("key_bias").none(), nb::arg("value_bias").none(), nb::arg("output_bias").none(),
-                  nb::arg("scale").none(), nb::arg("causal"), nb::arg("key_lengths"), nb::arg("boolean"), nb::arg("bias"))
+                  nb::arg("scale").none(), nb::arg("causal"), nb::arg("key_lengths"), nb::arg("boolean"), nb::arg("bias"),
+                  nb::arg("precision").none())
       .def("run", &run, nb::arg("query"), nb::arg("key").none(), nb::arg("value").none(), nb::arg("boolean_mask").none(),
            nb::arg("bias").none(), nb::arg("key_lengths").none(), nb::arg("out").none());
 }

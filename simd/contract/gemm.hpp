@@ -1,8 +1,8 @@
 // What a GEMM kernel promises: C = activation(A W' + bias) + residual with packed weights. See attention.hpp for the rules
 // that every kernel keeps.
 //
-// Every element of C is one chain of multiply-adds that starts at its bias and takes k in ascending order, so its bits do not
-// depend on M, on the tile it falls in, or on n_begin and n_end.
+// Every element of C is one sum over its own row of A and column of W, k ascending: its bits depend neither on M, nor on the
+// tile it falls in, nor on n_begin and n_end, and a NaN or an infinity reaches its own row or column and nothing else.
 #pragma once
 
 #include <cstddef>

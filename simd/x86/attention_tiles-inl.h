@@ -1,6 +1,7 @@
 // attention_f32 on tiles that multiply bf16: f32 operands are sums of three pieces, and six products of pieces make an f32
-// product (bf16_pieces-inl.h). The scheme is that of simd/hwy/attention_f32-inl.h, transposed scores with a lane a query row,
-// and shares its masks, its exponential and its way out:
+// product (bf16_pieces-inl.h). For Precision::fast: two pieces, three products. The scheme is that of
+// simd/hwy/attention_f32-inl.h, transposed scores with a lane a query row, and shares its masks, its exponential and its way
+// out:
 //
 //   Q' = scale * log2(e) * Q                                       32 rows a block, packed once
 //   K, V' of the keys that some block sees                         packed once for 16 blocks
@@ -25,30 +26,31 @@
 #include "simd/hwy/attention_block-inl.h"
 #include "simd/hwy/attention_f32-inl.h"
 #include "simd/hwy/scratch.h"
-#include "simd/x86/bf16_pieces-inl.h"
+#include "simd/x86/attention_pieces-inl.h"
+#include "simd/x86/tile_products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-constexpr size_t kBlockRows = 32;  // two tiles
-constexpr size_t kGroupKeys = 32;  // likewise
+constexpr size_t kBlockRows = kProductColumns;
+constexpr size_t kGroupKeys = 32;  // two tiles
 constexpr size_t kStepKeys = 64;
 constexpr size_t kStepGroups = kStepKeys / kGroupKeys;
 constexpr size_t kBlocksAtOnce = 16;
 constexpr size_t kPackedBytes =
     768 * 1024;  // of K and V in pieces: with 16 row blocks they stay in a second-level cache of 2 MB
-constexpr std::ptrdiff_t kResultStride = kBlockRows * sizeof(float);
 
 // Sizes in tiles.
+template <size_t kPieces>
 struct PieceSizes {
   size_t depths;       // of a sum over the head size
   size_t value_pairs;  // pairs of tiles of value columns
   PieceSizes(std::int64_t head_dim, std::int64_t value_dim)
       : depths((static_cast<size_t>(head_dim) + kDepth - 1) / kDepth),
         value_pairs((static_cast<size_t>(value_dim) + 31) / 32) {}
-  size_t KeyBytes() const { return 2 * depths * kPieceTileBytes; }  // of a group of 32 keys, and of a block's query
-  size_t ValueBytes() const { return 2 * value_pairs * kPieceTileBytes; }
+  size_t KeyBytes() const { return 2 * depths * kPieceTileBytes<kPieces>; }  // of a group of 32 keys, and of a block's query
+  size_t ValueBytes() const { return 2 * value_pairs * kPieceTileBytes<kPieces>; }
   // Keys that are packed at once, a multiple of the kernel's key block.
   size_t ChunkKeys() const {
     const size_t blocks = kPackedBytes / (KeyBytes() + ValueBytes()) * kGroupKeys / kKeyBlock;
@@ -81,6 +83,7 @@ struct StepBuffers {
   MaskTables mask;
 };
 
+template <size_t kPieces>
 struct TileWorkspace {
   PieceBlock blocks[kBlocksAtOnce];
   StepBuffers sets[2];
@@ -93,7 +96,7 @@ struct TileWorkspace {
   void* plain;                   // the plain kernel's scratch
 
   size_t Place(void* memory, std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
-    const PieceSizes sizes(head_dim, value_dim);
+    const PieceSizes<kPieces> sizes(head_dim, value_dim);
     Carver carver(memory);
     for (PieceBlock& block : blocks) {
       block.pieces = carver.Take<unsigned char>(sizes.KeyBytes());
@@ -105,7 +108,7 @@ struct TileWorkspace {
     }
     for (StepBuffers& set : sets) {
       set.scores = carver.Take<float>(kStepKeys * kBlockRows);
-      set.weights = carver.Take<unsigned char>(kStepGroups * 2 * kPieceTileBytes);
+      set.weights = carver.Take<unsigned char>(kStepGroups * 2 * kPieceTileBytes<kPieces>);
       set.alpha = carver.Take<float>(kBlockRows);
       set.mask.Place(carver, kStepKeys, kBlockRows);
     }
@@ -126,6 +129,7 @@ struct TileWorkspace {
 };
 
 // The weights of one step, in portions of two keys by one vector of rows.
+template <size_t kPieces>
 class WeightStream {
  public:
   WeightStream() = default;
@@ -149,8 +153,9 @@ class WeightStream {
     const Floats a = Exp2OfDifference(df, hn::Load(df, at), shift);
     const Floats b = Exp2OfDifference(df, hn::Load(df, at + kTileRows * kBlockRows), shift);
     hn::Store(hn::Add(hn::Load(df, sum_ + column), hn::Add(a, b)), df, sum_ + column);
-    unsigned char* tile = weights_ + (group * 2 + column / kTileRows) * kPieceTileBytes;
-    StorePairs(SplitIntoPieces(df, a), SplitIntoPieces(df, b), tile + pair * kTileRowBytes + column % kTileRows * 4);
+    unsigned char* tile = weights_ + (group * 2 + column / kTileRows) * kPieceTileBytes<kPieces>;
+    StorePairs(SplitIntoPieces<kPieces>(df, a), SplitIntoPieces<kPieces>(df, b),
+               tile + pair * kTileRowBytes + column % kTileRows * 4);
   }
 
  private:
@@ -164,95 +169,8 @@ class WeightStream {
   size_t next_ = 0, end_ = 0;
 };
 
-// 32 x 32 results, C = A B or C += A B, as two by two tiles: `count` PieceTiles deep.
-struct Product {
-  const unsigned char *a, *b;
-  size_t second_a, step_a, second_b, step_b;  // bytes to the second tile's pieces, and to the next in depth
-  size_t count;
-  float* results;  // [32][32]
-  bool adds;
-};
-
-template <class Tiles>
-HWY_INLINE void DotOfFour(Tiles& tiles, WeightStream& weights) {
-  tiles.template Dot<0, 4, 6>();
-  weights.Next();
-  tiles.template Dot<1, 4, 7>();
-  tiles.template Dot<2, 5, 6>();
-  weights.Next();
-  tiles.template Dot<3, 5, 7>();
-}
-
-HWY_INLINE float* TileOf(float* results, int tile) {
-  return results + tile / 2 * 16 * kBlockRows + tile % 2 * 16;
-}
-
-// A store waits for the products of its tile, and every younger load waits for the store. So results are stored only when
-// their register is needed again, each just before its next product.
-template <int kTile, class Tiles>
-HWY_INLINE void BeginTile(Tiles& tiles, const Product& product, float* unstored) {
-  tiles.template Store<kTile>(TileOf(unstored, kTile), kResultStride);
-  if (product.adds) {
-    tiles.template Load<kTile>(TileOf(product.results, kTile), kResultStride);
-  } else {
-    tiles.template Zero<kTile>();
-  }
-  tiles.template Dot<kTile, 4 + kTile / 2, 6 + kTile % 2>();
-}
-
-template <class Tiles>
-HWY_INLINE void StoreTiles(Tiles& tiles, float* results) {
-  tiles.template Store<0>(TileOf(results, 0), kResultStride);
-  tiles.template Store<1>(TileOf(results, 1), kResultStride);
-  tiles.template Store<2>(TileOf(results, 2), kResultStride);
-  tiles.template Store<3>(TileOf(results, 3), kResultStride);
-}
-
-// Tiles 0 to 3: sums, 4 and 5: A, which passes through the first-level cache once, 6 and 7: B, which stays there. Small
-// products first: high low, high middle, high high, middle high, middle middle, low high. `unstored`: the last product's
-// results, still in tiles 0 to 3.
-template <class Tiles>
-HWY_INLINE void Multiply(Tiles& tiles, const Product& product, float* unstored, WeightStream& weights) {
-  constexpr std::ptrdiff_t stride = kTileRowBytes;
-  const unsigned char *a0 = product.a, *b0 = product.b;
-  for (size_t i = 0; i < product.count; ++i) {
-    const unsigned char *a1 = a0 + product.second_a, *b1 = b0 + product.second_b;
-    tiles.template LoadPassing<4>(a0, stride);
-    tiles.template LoadPassing<5>(a1, stride);
-    tiles.template Load<6>(b0 + 2 * kTileBytes, stride);
-    tiles.template Load<7>(b1 + 2 * kTileBytes, stride);
-    if (i == 0) {
-      BeginTile<0>(tiles, product, unstored);
-      BeginTile<1>(tiles, product, unstored);
-      BeginTile<2>(tiles, product, unstored);
-      BeginTile<3>(tiles, product, unstored);
-    } else {
-      DotOfFour(tiles, weights);
-    }
-    tiles.template Load<6>(b0 + kTileBytes, stride);
-    tiles.template Load<7>(b1 + kTileBytes, stride);
-    DotOfFour(tiles, weights);
-    tiles.template Load<6>(b0, stride);
-    tiles.template Load<7>(b1, stride);
-    DotOfFour(tiles, weights);
-    tiles.template LoadPassing<4>(a0 + kTileBytes, stride);
-    tiles.template LoadPassing<5>(a1 + kTileBytes, stride);
-    DotOfFour(tiles, weights);
-    tiles.template Load<6>(b0 + kTileBytes, stride);
-    tiles.template Load<7>(b1 + kTileBytes, stride);
-    DotOfFour(tiles, weights);
-    tiles.template LoadPassing<4>(a0 + 2 * kTileBytes, stride);
-    tiles.template LoadPassing<5>(a1 + 2 * kTileBytes, stride);
-    tiles.template Load<6>(b0, stride);
-    tiles.template Load<7>(b1, stride);
-    DotOfFour(tiles, weights);
-    a0 += product.step_a;
-    b0 += product.step_b;
-  }
-}
-
 // One call: its operands, and what stays the same from step to step.
-template <class Tiles>
+template <class Tiles, size_t kPieces>
 class TileAttentionRun {
  public:
   explicit TileAttentionRun(const AttentionF32Args& args)
@@ -284,7 +202,7 @@ class TileAttentionRun {
     block.weighed = false;
     PlaceRows(args_, block);
     ForgetKeys(block);
-    PackQuery(args_, row, block.rows, scale, space_.lanes_of_rows, space_.keep, block.apart, block.pieces);
+    PackQuery<kPieces>(args_, row, block.rows, scale, space_.lanes_of_rows, space_.keep, block.apart, block.pieces);
   }
 
   void Finish(PieceBlock& block) {
@@ -326,8 +244,8 @@ class TileAttentionRun {
       const std::int64_t key = chunk + static_cast<std::int64_t>(packed_ * kGroupKeys);
       const size_t count = static_cast<size_t>(HWY_MIN(args_.key_end - key, static_cast<std::int64_t>(kGroupKeys)));
       space_.out_of_range[packed_] =
-          PackKeys(args_, key, count, space_.lanes_of_rows, space_.keep, space_.keys + packed_ * sizes_.KeyBytes(),
-                   space_.values + packed_ * sizes_.ValueBytes(), 2 * sizes_.value_pairs);
+          PackKeys<kPieces>(args_, key, count, space_.lanes_of_rows, space_.keep, space_.keys + packed_ * sizes_.KeyBytes(),
+                            space_.values + packed_ * sizes_.ValueBytes(), 2 * sizes_.value_pairs);
     }
   }
 
@@ -355,10 +273,10 @@ class TileAttentionRun {
 
   // One beat of the pipeline: scores of `step`, weights of the step before, values of the one before that.
   void Advance(Step* step) {
-    WeightStream weights;
+    WeightStream<kPieces> weights;
     if (weighing_) {
       PrepareWeights(*weighing_);
-      weights = WeightStream(*weighing_, space_.sets[weighing_->set], space_.sum);
+      weights = WeightStream<kPieces>(*weighing_, space_.sets[weighing_->set], space_.sum);
     }
     if (summing_ && summing_->rescales && summing_->block->started) ScaleSums(*summing_);
     MultiplyAndWeigh(step, summing_, weights);
@@ -372,7 +290,7 @@ class TileAttentionRun {
     }
   }
 
-  HWY_NOINLINE void MultiplyAndWeigh(const Step* scoring, const Step* summing, WeightStream weights) {
+  HWY_NOINLINE void MultiplyAndWeigh(const Step* scoring, const Step* summing, WeightStream<kPieces> weights) {
     const size_t score_products = scoring ? scoring->group_end - scoring->group_begin : 0;
     const size_t products = score_products + (summing ? sizes_.value_pairs : 0);
     Tiles& tiles = tiles_;
@@ -380,7 +298,7 @@ class TileAttentionRun {
     for (size_t i = 0; i < products; ++i) {
       const Product product =
           i < score_products ? ScoresOf(*scoring, scoring->group_begin + i) : ValuesOf(*summing, i - score_products);
-      Multiply(tiles, product, unstored, weights);
+      MultiplyPieces<kPieces>(tiles, product, unstored, weights);
       unstored = product.results;
     }
     while (weights.Left()) weights.Next();
@@ -389,25 +307,25 @@ class TileAttentionRun {
 
   // S of a group of keys: A = K, B = Q'.
   HWY_INLINE Product ScoresOf(const Step& step, size_t group) const {
-    const size_t second = sizes_.depths * kPieceTileBytes;
+    const size_t second = sizes_.depths * kPieceTileBytes<kPieces>;
     return {space_.keys + (Group(step) + group) * sizes_.KeyBytes(),
             step.block->pieces,
             second,
-            kPieceTileBytes,
+            kPieceTileBytes<kPieces>,
             second,
-            kPieceTileBytes,
+            kPieceTileBytes<kPieces>,
             sizes_.depths,
             space_.sets[step.set].scores + group * kGroupKeys * kBlockRows,
             false};
   }
   // O' of 32 value columns: A = V', B = P.
   HWY_INLINE Product ValuesOf(const Step& step, size_t pair) const {
-    return {space_.values + (Group(step) + step.group_begin) * sizes_.ValueBytes() + pair * 2 * kPieceTileBytes,
-            space_.sets[step.set].weights + step.group_begin * 2 * kPieceTileBytes,
-            kPieceTileBytes,
+    return {space_.values + (Group(step) + step.group_begin) * sizes_.ValueBytes() + pair * 2 * kPieceTileBytes<kPieces>,
+            space_.sets[step.set].weights + step.group_begin * 2 * kPieceTileBytes<kPieces>,
+            kPieceTileBytes<kPieces>,
             sizes_.ValueBytes(),
-            kPieceTileBytes,
-            2 * kPieceTileBytes,
+            kPieceTileBytes<kPieces>,
+            2 * kPieceTileBytes<kPieces>,
             step.group_end - step.group_begin,
             step.block->sums + pair * 32 * kBlockRows,
             step.block->started};
@@ -494,7 +412,7 @@ class TileAttentionRun {
 
   const AttentionF32Args& args_;
   MaskReader mask_;
-  const PieceSizes sizes_;
+  const PieceSizes<kPieces> sizes_;
   const size_t chunk_keys_;
   std::int64_t chunk_ = -1;  // the chunk that is packed, by its first key,
   size_t packed_ = 0;        // and how many groups of it
@@ -503,22 +421,23 @@ class TileAttentionRun {
   Step* weighing_ = nullptr;  // its scores are there
   Step* summing_ = nullptr;   // its weights are there
   Tiles tiles_;
-  TileWorkspace space_;
+  TileWorkspace<kPieces> space_;
 };
 
-template <class Tiles>
+template <class Tiles, size_t kPieces>
 static HWY_NOINLINE void ComputeRowsOnTiles(const AttentionF32Args& args) {
-  TileAttentionRun<Tiles>(args).Rows();
+  TileAttentionRun<Tiles, kPieces>(args).Rows();
 }
 
-template <class Tiles>
+template <class Tiles, size_t kPieces>
 static void RunAttentionOnTiles(const AttentionF32Args& args) {
   const FlushDenormals flush;
-  ComputeRowsOnTiles<Tiles>(args);
+  ComputeRowsOnTiles<Tiles, kPieces>(args);
 }
 
+template <size_t kPieces>
 static size_t TileAttentionScratchBytes(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
-  TileWorkspace space;
+  TileWorkspace<kPieces> space;
   return space.Place(nullptr, head_dim, value_dim, key_count);
 }
 

@@ -1,72 +1,72 @@
-// f32 operands as sums of three bf16 pieces, in the layout that tiles multiply.
+// f32 operands as sums of bf16 pieces, in the layout that tiles multiply.
 //
-// x = high + middle + low, 8 significant bits each: exactly, as long as no piece falls below 2^-126. High is truncated, so that
-// no finite x becomes infinite; the rests are rounded. A product needs six of the nine products of pieces: what the other three
-// add is below 2^-24 of it.
+// Three pieces, 8 significant bits each: x = high + middle + low exactly, as long as no piece falls below 2^-126. High is
+// truncated, so that no finite x becomes infinite; the rests are rounded. A product needs six of the nine products of pieces:
+// what the other three add is below 2^-24 of it.
+//
+// Two pieces, for Precision::fast: both are rounded, which makes the second at most 2^-8 of x, either sign, and leaves a rest
+// of at most 2^-17. A product needs three of four products of pieces: at most 2^-16 is missing, and 2^-15 of it with the rests.
+// (Were the first one truncated, the second times the second would be four times as large, always of the product's sign.)
 //
 // The sum over pairs that TDPBF16PS makes may run in any order as long as A and B agree, so element i of a run of 32 is paired
 // with element i + 16: two vectors become a vector of pairs without crossing lanes, whatever their width.
 //
 //   tile of A   [16 rows][16 pairs]      row m: element i and i + 16 of A's row m
 //   tile of B   [16 pairs][16 columns]   row i: for each column n, elements i and i + 16 of B's column n
-//   PieceTiles  the tiles of high, middle and low, one after the other
+//   PieceTiles  the tiles of the first piece, the second and so on, one after the other
 #pragma once
 
-#include "simd/contract/attention.hpp"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/partial_vector-inl.h"
-#include "simd/hwy/row_map-inl.h"
-#include "simd/hwy/transpose-inl.h"
 #include "simd/x86/tiles_amx-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-constexpr size_t kPieces = 3;
+template <size_t kPieces>
 constexpr size_t kPieceTileBytes = kPieces * kTileBytes;
 constexpr size_t kDepth = 32;  // elements that a tile product sums over
 
-// Each in the upper half of its lane.
+// Large ones first, each in the upper half of its lane.
+template <size_t kPieces>
 struct Pieces {
-  Ints high, middle, low;
+  Ints piece[kPieces];
 };
 
-HWY_INLINE Pieces SplitIntoPieces(FloatTag df, Floats x) {
+template <size_t kPieces>
+HWY_INLINE Pieces<kPieces> SplitIntoPieces(FloatTag df, Floats x) {
+  static_assert(kPieces == 2 || kPieces == 3, "what the products below are for");
   const IntTag di;
   const Ints upper = hn::Set(di, static_cast<std::int32_t>(0xFFFF0000u)), half = hn::Set(di, 0x8000);
-  Pieces pieces;
-  pieces.high = hn::And(hn::BitCast(di, x), upper);
-  const Floats rest = hn::Sub(x, hn::BitCast(df, pieces.high));
-  pieces.middle = hn::And(hn::Add(hn::BitCast(di, rest), half), upper);
-  const Floats last = hn::Sub(rest, hn::BitCast(df, pieces.middle));
-  pieces.low = hn::And(hn::Add(hn::BitCast(di, last), half), upper);
+  const auto rounded = [&](Floats rest) HWY_ATTR { return hn::And(hn::Add(hn::BitCast(di, rest), half), upper); };
+  Pieces<kPieces> pieces;
+  pieces.piece[0] = kPieces == 3 ? hn::And(hn::BitCast(di, x), upper) : rounded(x);
+  Floats rest = x;
+  for (size_t i = 1; i < kPieces; ++i) {
+    rest = hn::Sub(rest, hn::BitCast(df, pieces.piece[i - 1]));
+    pieces.piece[i] = rounded(rest);
+  }
   return pieces;
 }
 
-HWY_INLINE void StorePairs(Pieces first, Pieces second, unsigned char* to) {
+template <size_t kPieces>
+HWY_INLINE void StorePairs(const Pieces<kPieces>& first, const Pieces<kPieces>& second, unsigned char* to) {
   const IntTag di;
   const Ints upper = hn::Set(di, static_cast<std::int32_t>(0xFFFF0000u));
-  const auto pair = [&](Ints a, Ints b, size_t piece) HWY_ATTR {
-    const hn::RebindToUnsigned<IntTag> du;
-    const Ints lower = hn::BitCast(di, hn::ShiftRight<16>(hn::BitCast(du, a)));
-    hn::Store(hn::Or(lower, hn::And(b, upper)), di, reinterpret_cast<std::int32_t*>(to + piece * kTileBytes));
-  };
-  pair(first.high, second.high, 0);
-  pair(first.middle, second.middle, 1);
-  pair(first.low, second.low, 2);
+  const hn::RebindToUnsigned<IntTag> du;
+  for (size_t i = 0; i < kPieces; ++i) {
+    const Ints lower = hn::BitCast(di, hn::ShiftRight<16>(hn::BitCast(du, first.piece[i])));
+    hn::Store(hn::Or(lower, hn::And(second.piece[i], upper)), di, reinterpret_cast<std::int32_t*>(to + i * kTileBytes));
+  }
 }
 
-// Which operands pieces can stand for, by the bits of the largest magnitude. Queries and keys: finite, and so small that a sum
-// of products of theirs stays finite, since infinities of pieces may cancel to NaN. What is lost of tiny elements is below
-// 2^-126 times the other operand, nothing in a score. Values: likewise at the upper end (weights are at most 1); a key whose
-// largest value is tiny but not 0 would lose pieces that count. Denormals are 0 here as everywhere in this kernel.
+// Operands are judged by the bits of their largest magnitude. Factors above this limit, and what is not finite, are not for
+// pieces: sums of products must stay finite, since infinities of pieces may cancel to NaN. Denormals are 0 here.
 constexpr std::int32_t BitsOfPowerOfTwo(int exponent) {
   return (127 + exponent) << 23;
 }
 constexpr std::int32_t kLargestFactor = BitsOfPowerOfTwo(50);
-constexpr std::int32_t kLargestValue = BitsOfPowerOfTwo(100);
-constexpr std::int32_t kSmallestLargestValue = BitsOfPowerOfTwo(-60);
 constexpr std::int32_t kSmallestNormal = 0x00800000;
 
 HWY_INLINE Ints MagnitudeBits(Floats x) {
@@ -92,6 +92,7 @@ static inline std::int32_t LargestMagnitudeBits(const float* row, size_t columns
 
 // Rows [first, first + rows) of a matrix [row][columns] whose transpose [columns][32 lanes] is `lanes_of_rows`, as tiles of B,
 // two column tiles of ceil(columns / 32) PieceTiles. Lanes where keep is 0 become 0.
+template <size_t kPieces>
 static HWY_NOINLINE void PackLanes(const float* lanes_of_rows, size_t columns, const std::int32_t* keep, unsigned char* to) {
   const FloatTag df;
   const IntTag di;
@@ -103,83 +104,33 @@ static HWY_NOINLINE void PackLanes(const float* lanes_of_rows, size_t columns, c
         const Floats kept = hn::BitCast(df, hn::Load(di, keep + j));
         const Floats a = first < columns ? hn::And(kept, hn::Load(df, lanes_of_rows + first * 32 + j)) : hn::Zero(df);
         const Floats b = second < columns ? hn::And(kept, hn::Load(df, lanes_of_rows + second * 32 + j)) : hn::Zero(df);
-        unsigned char* tile = to + (j / kTileRows * depths + depth) * kPieceTileBytes;
-        StorePairs(SplitIntoPieces(df, a), SplitIntoPieces(df, b), tile + i * kTileRowBytes + j % kTileRows * 4);
+        unsigned char* tile = to + (j / kTileRows * depths + depth) * kPieceTileBytes<kPieces>;
+        StorePairs(SplitIntoPieces<kPieces>(df, a), SplitIntoPieces<kPieces>(df, b),
+                   tile + i * kTileRowBytes + j % kTileRows * 4);
       }
     }
   }
 }
 
-// 32 query rows, scaled, as tiles of B: S' = K Q'. apart[lane] = -1 for rows that pieces cannot stand for (they become 0), else
-// 0.
-static HWY_NOINLINE void PackQuery(const AttentionF32Args& args, std::int64_t first_row, size_t rows, float scale,
-                                   float* lanes_of_rows, std::int32_t* keep, std::int32_t* apart, unsigned char* to) {
+// Rows of `columns` floats, `stride` bytes apart, as tiles of A: two row tiles of ceil(columns / 32) PieceTiles. Rows from
+// `count` (at most 32) on, and those where keep is 0, become 0 and are not read.
+template <size_t kPieces>
+static HWY_NOINLINE void PackRows(const float* row, std::ptrdiff_t stride, size_t count, const std::int32_t* keep,
+                                  size_t columns, unsigned char* to) {
   const FloatTag df;
-  const IntTag di;
-  const size_t head_dim = static_cast<size_t>(args.head_dim);
-  const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
-  RowsToLanes<true>(query, first_row, rows, 32, head_dim, scale, lanes_of_rows);
-  for (size_t j = 0; j < 32; j += hn::Lanes(df)) {
-    Ints largest = hn::Zero(di);
-    for (size_t d = 0; d < head_dim; ++d) largest = hn::Max(largest, MagnitudeBits(hn::Load(df, lanes_of_rows + d * 32 + j)));
-    const Ints out_of_range = hn::VecFromMask(di, hn::Gt(largest, hn::Set(di, kLargestFactor)));
-    hn::Store(out_of_range, di, apart + j);
-    hn::Store(hn::Not(out_of_range), di, keep + j);
-  }
-  PackLanes(lanes_of_rows, head_dim, keep, to);
-}
-
-// A group of `count` keys (at most 32; the others become 0) as tiles of A: K [2 tiles of 16 keys][ceil(D / 32)] PieceTiles, and
-// V' [tiles of 16 value columns] PieceTiles. Returns a bit for each key that pieces cannot stand for: both its rows become 0.
-static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::int64_t first_key, size_t count,
-                                           float* lanes_of_rows, std::int32_t* keep, unsigned char* keys, unsigned char* values,
-                                           size_t value_tiles) {
-  const FloatTag df;
-  const IntTag di;
-  const size_t lanes = hn::Lanes(df), head_dim = static_cast<size_t>(args.head_dim);
-  const size_t value_dim = static_cast<size_t>(args.value_dim), depths = (head_dim + kDepth - 1) / kDepth;
-  const RowMap<const float> value = {args.value, args.value_stride, 0, 1};
-  RowsToLanes<false>(value, first_key, count, 32, value_dim, 1.0f, lanes_of_rows);
-  for (size_t j = 0; j < 32; j += lanes) {
-    Ints largest = hn::Zero(di);
-    for (size_t e = 0; e < value_dim; ++e) largest = hn::Max(largest, MagnitudeBits(hn::Load(df, lanes_of_rows + e * 32 + j)));
-    const auto too_large = hn::Gt(largest, hn::Set(di, kLargestValue));
-    const auto too_small =
-        hn::And(hn::Gt(hn::Set(di, kSmallestLargestValue), largest), hn::Gt(largest, hn::Set(di, kSmallestNormal - 1)));
-    hn::Store(hn::Not(hn::VecFromMask(di, hn::Or(too_large, too_small))), di, keep + j);
-  }
-
-  std::uint32_t out_of_range = 0;
-  const float* row = Offset(args.key, static_cast<std::ptrdiff_t>(first_key) * args.key_stride);
-  for (size_t i = 0; i < kDepth; ++i, row = Offset(row, args.key_stride)) {
-    if (i >= count) {
-      keep[i] = 0;
-    } else if (keep[i] == 0 || LargestMagnitudeBits(row, head_dim) > kLargestFactor) {
-      keep[i] = 0;
-      out_of_range |= std::uint32_t{1} << i;
-    }
-    const std::ptrdiff_t kept = keep[i] ? static_cast<std::ptrdiff_t>(head_dim) : 0;
+  const size_t depths = (columns + kDepth - 1) / kDepth;
+  for (size_t i = 0; i < 2 * kTileRows; ++i, row = Offset(row, stride)) {
+    const std::ptrdiff_t kept = i < count && keep[i] != 0 ? static_cast<std::ptrdiff_t>(columns) : 0;
     for (size_t depth = 0; depth < depths; ++depth) {
-      unsigned char* tile = keys + (i / kTileRows * depths + depth) * kPieceTileBytes + i % kTileRows * kTileRowBytes;
-      for (size_t j = 0; j < kTileRows; j += lanes) {
+      unsigned char* tile = to + (i / kTileRows * depths + depth) * kPieceTileBytes<kPieces> + i % kTileRows * kTileRowBytes;
+      for (size_t j = 0; j < kTileRows; j += hn::Lanes(df)) {
         const size_t first = depth * kDepth + j, second = first + kTileRows;
         const Floats a = LoadUpTo(df, row + first, kept - static_cast<std::ptrdiff_t>(first));
         const Floats b = LoadUpTo(df, row + second, kept - static_cast<std::ptrdiff_t>(second));
-        StorePairs(SplitIntoPieces(df, a), SplitIntoPieces(df, b), tile + j * 4);
+        StorePairs(SplitIntoPieces<kPieces>(df, a), SplitIntoPieces<kPieces>(df, b), tile + j * 4);
       }
     }
   }
-
-  for (size_t e = 0; e < value_tiles * kTileRows; ++e) {
-    unsigned char* tile = values + e / kTileRows * kPieceTileBytes + e % kTileRows * kTileRowBytes;
-    for (size_t j = 0; j < kTileRows; j += lanes) {
-      const Floats kept_a = hn::BitCast(df, hn::Load(di, keep + j)), kept_b = hn::BitCast(df, hn::Load(di, keep + 16 + j));
-      const Floats a = e < value_dim ? hn::And(kept_a, hn::Load(df, lanes_of_rows + e * 32 + j)) : hn::Zero(df);
-      const Floats b = e < value_dim ? hn::And(kept_b, hn::Load(df, lanes_of_rows + e * 32 + 16 + j)) : hn::Zero(df);
-      StorePairs(SplitIntoPieces(df, a), SplitIntoPieces(df, b), tile + j * 4);
-    }
-  }
-  return out_of_range;
 }
 
 }  // namespace

@@ -12,11 +12,23 @@
 #include "plan/attention_plan.hpp"
 
 namespace polyhead {
+
+const char* name(Precision precision) noexcept {
+  switch (precision) {
+    case Precision::strict:
+      return "strict";
+    case Precision::fast:
+      return "fast";
+  }
+  return "unknown";
+}
+
 namespace {
 
 using api::check_mask;
 using api::check_no_overlap;
 using api::check_output;
+using api::check_precision;
 using api::check_tensor;
 using api::fail;
 
@@ -50,6 +62,7 @@ AttentionSpec resolve(AttentionSpec spec) {
     fail("AttentionSpec.softcap", std::to_string(spec.softcap), "0 (none) or a positive finite number");
   }
   check_mask("AttentionSpec.mask", spec.mask);
+  check_precision("AttentionSpec.precision", spec.precision);
   if (spec.dtype != DType::f32) {
     throw Error(ErrorCode::unsupported, std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves f32");
   }
@@ -135,7 +148,7 @@ class AttentionPlanState {
   AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
       : spec_(resolve(spec)),
         plan_(shape_of(spec_), spec_.mask, {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink},
-              spec_.length_invariant, runtime.state()->kernels(), runtime.state()->scheduler()) {}
+              spec_.length_invariant, spec_.precision, runtime.state()->kernels(), runtime.state()->scheduler()) {}
 
   void run(const AttentionInputs& inputs, const RunOptions& options) const {
     const plan::AttentionShape shape = check_shapes(inputs);
@@ -312,6 +325,7 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
   spec.softcap = options.softcap;
   spec.has_alibi = options.has_alibi;
   spec.has_sink = options.has_sink;
+  spec.precision = options.precision;
 
   detail::CallKey key;
   key.add(attention_call).add(spec.batch).add(spec.heads).add(spec.kv_heads).add(spec.query_length).add(spec.key_length);
@@ -327,7 +341,7 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
                           spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
   }
-  key.add(flags);
+  key.add(flags << 8 | static_cast<std::uint64_t>(spec.precision));
   api::entry([&] {
     const auto plan = runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
         key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });

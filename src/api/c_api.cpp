@@ -39,6 +39,7 @@ static_assert(sizeof(polyhead_tensor) == 8 + 2 * sizeof(std::int32_t) + 2 * POLY
 static_assert(POLYHEAD_BOOL == static_cast<int>(polyhead::DType::boolean));
 static_assert(POLYHEAD_INTERNAL == static_cast<int>(ErrorCode::internal));
 static_assert(POLYHEAD_CAUSAL_OFFSET == static_cast<int>(polyhead::Causal::offset));
+static_assert(POLYHEAD_FAST == static_cast<int>(polyhead::Precision::fast));
 static_assert(POLYHEAD_LOG_WARNING == static_cast<int>(polyhead::LogLevel::warning));
 
 // A fixed buffer, so that reporting an error (out of memory among them) allocates nothing and cannot fail.
@@ -149,6 +150,13 @@ polyhead::Mask to_mask(const polyhead_mask* given) {
 
 std::optional<double> to_scale(std::int32_t has_scale, double scale) {
   return has_scale != 0 ? std::optional<double>(scale) : std::nullopt;
+}
+
+polyhead::Precision to_precision(polyhead_precision precision, const char* name) {
+  if (precision < POLYHEAD_STRICT || precision > POLYHEAD_FAST) {
+    refuse(std::string(name) + ".precision is " + std::to_string(precision) + ", expected a polyhead_precision (0 .. 1)");
+  }
+  return static_cast<polyhead::Precision>(precision);
 }
 
 polyhead::Isa to_isa(const char* wanted) {
@@ -355,6 +363,7 @@ polyhead_status polyhead_attention_plan_create(const polyhead_runtime* runtime, 
     result.softcap = spec.softcap;
     result.has_alibi = spec.has_alibi != 0;
     result.has_sink = spec.has_sink != 0;
+    result.precision = to_precision(spec.precision, "spec");
     hand_out(plan, polyhead::AttentionPlan(result, runtime->value));
   });
 }
@@ -389,6 +398,7 @@ polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhe
     result.softcap = options.softcap;
     result.has_alibi = options.has_alibi != 0;
     result.has_sink = options.has_sink != 0;
+    result.precision = to_precision(options.precision, "options");
     polyhead::attention(runtime->value, to_attention_inputs(inputs), result);
   });
 }
@@ -413,6 +423,7 @@ polyhead_status polyhead_multi_head_attention_create(const polyhead_runtime* run
     result.value_input_dim = spec.value_input_dim;
     result.scale = to_scale(spec.has_scale, spec.scale);
     result.mask = to_mask(spec.mask);
+    result.precision = to_precision(spec.precision, "spec");
 
     const polyhead_multi_head_attention_weights weights = read_struct(given_weights, "weights");
     polyhead::MultiHeadAttentionWeights views;

@@ -161,6 +161,11 @@ void check_mask(const char* name, const Mask& mask) {
   }
 }
 
+void check_precision(const char* name, Precision precision) {
+  if (precision == Precision::strict || precision == Precision::fast) return;
+  fail(name, std::to_string(static_cast<int>(precision)), "Precision::strict or Precision::fast");
+}
+
 void check_given(const char* name, const TensorView& view, bool wanted, const char* part, const char* owner) {
   if (wanted && view.empty()) fail(name, "not given", std::string("a tensor, since the ") + owner + " has " + part);
   if (!wanted && !view.empty()) {

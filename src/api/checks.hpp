@@ -9,6 +9,7 @@
 
 #include "polyhead/error.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/precision.hpp"
 #include "polyhead/tensor.hpp"
 
 namespace polyhead::api {
@@ -24,6 +25,9 @@ void check_memory(const char* name, const TensorView& view);  // the part about 
 
 // Checks a mask's own consistency: windows, alignments, and which of them take offsets.
 void check_mask(const char* name, const Mask& mask);
+
+// Checks that it is one of the enumeration's values.
+void check_precision(const char* name, Precision precision);
 
 // Checks that `view` is given exactly when `wanted`, naming the mask part that decides it.
 void check_given(const char* name, const TensorView& view, bool wanted, const char* part, const char* owner = "mask");

@@ -44,6 +44,7 @@ MultiHeadAttentionSpec resolve(const char* name, MultiHeadAttentionSpec spec) {
   if (spec.scale && !std::isfinite(*spec.scale))
     fail((prefix + "scale").c_str(), std::to_string(*spec.scale), "a finite number");
   check_mask((prefix + "mask").c_str(), spec.mask);
+  check_precision((prefix + "precision").c_str(), spec.precision);
   return spec;
 }
 

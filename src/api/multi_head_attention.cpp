@@ -23,6 +23,7 @@ layer::ProjectedAttentionShape shape_of(const MultiHeadAttentionSpec& spec) {
   shape.value_dim = spec.value_dim;
   shape.scale = api::scale_of(spec);
   shape.mask = spec.mask;
+  shape.precision = spec.precision;
   return shape;
 }
 

@@ -44,6 +44,13 @@ Causal parse_causal(const std::string& text) {
   throw UsageError(fmt::format("--causal: '{}' is neither top-left nor bottom-right", text));
 }
 
+Precision parse_precision(const std::string& text) {
+  for (const Precision precision : {Precision::strict, Precision::fast}) {
+    if (text == name(precision)) return precision;
+  }
+  throw UsageError(fmt::format("--precision: '{}' is neither strict nor fast", text));
+}
+
 Mask parse_window(const std::string& text) {
   if (text.empty()) return Mask::none();
   std::int64_t left = 0, right = 0;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "polyhead/mask.hpp"
+#include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"
 
 namespace polyhead::cli {
@@ -33,6 +34,8 @@ struct RuntimeChoice {
 Isa parse_isa(const std::string& name);
 // "top-left" or "bottom-right"; an empty text is no causal mask.
 Causal parse_causal(const std::string& text);
+// "strict" or "fast".
+Precision parse_precision(const std::string& text);
 // "LEFT,RIGHT", each a number of keys or -1 for no limit; an empty text is no window.
 Mask parse_window(const std::string& text);
 

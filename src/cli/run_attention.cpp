@@ -15,6 +15,7 @@ struct Options {
   MaskOptions mask;
   std::string query, key, value, out, lse;
   std::optional<double> scale;
+  std::string precision = "strict";
   bool explain = false;
 };
 
@@ -34,6 +35,7 @@ void run_attention(Options& options) {
   spec.head_dim = q.shape[3];
   spec.value_dim = value.view().shape[3];
   spec.scale = options.scale;
+  spec.precision = parse_precision(options.precision);
   spec.mask = options.mask.mask();
   const Runtime runtime = options.runtime.make();
   const AttentionPlan plan(spec, runtime);
@@ -68,6 +70,8 @@ Command add_run_attention(CLI::App& parent) {
   app->add_option("--lse", options->lse, "Written: float32 [B, H, T], the natural log of each softmax denominator")
       ->type_name("NPY");
   app->add_option("--scale", options->scale, "Factor on the scores (1 / sqrt(D))")->type_name("X");
+  app->add_option("--precision", options->precision, "strict, or fast: a larger, stated error where there is a faster kernel")
+      ->type_name("NAME");
   options->mask.add_options(*app);
   app->add_flag("--explain", options->explain, "Print the plan: which kernel, why, and how the work is cut");
   options->runtime.add_options(*app);

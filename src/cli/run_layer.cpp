@@ -18,6 +18,7 @@ struct Options {
   std::string weights, prefix, input, key_input, value_input, out;
   std::int64_t heads = 0, kv_heads = 0;
   std::optional<double> scale;
+  std::string precision = "strict";
 };
 
 // The arrays that own what the views of MultiHeadAttentionWeights show.
@@ -134,6 +135,7 @@ MultiHeadAttentionSpec spec_from(const Options& options, const MultiHeadAttentio
   spec.key_input_dim = weights.key.shape[1];
   spec.value_input_dim = weights.value.shape[1];
   spec.scale = options.scale;
+  spec.precision = parse_precision(options.precision);
   spec.mask = options.mask.mask();
   return spec;
 }
@@ -194,6 +196,8 @@ Command add_run_layer(CLI::App& parent) {
       ->type_name("NPY");
   app->add_option("--out", options->out, "Written: float32, shaped as the input")->required()->type_name("NPY");
   app->add_option("--scale", options->scale, "Factor on the scores (1 / sqrt(head size))")->type_name("X");
+  app->add_option("--precision", options->precision, "strict, or fast: a larger, stated error where there is a faster kernel")
+      ->type_name("NAME");
   options->mask.add_options(*app);
   options->runtime.add_options(*app);
   app->footer(

@@ -31,15 +31,27 @@ constexpr bool serves(Isa kernels, Isa isa) {
   return isa == kernels;
 }
 
+// A kernel that meets strict's bound meets fast's.
+constexpr void serve(KernelTable& table, const simd::AttentionKernel* KernelTable::* kind,
+                     const simd::AttentionKernel* kernel) {
+  table.*kind = kernel;
+  if (kind == &KernelTable::attention_f32) table.fast_attention_f32 = kernel;
+}
+template <class Kernel>
+constexpr void serve(KernelTable& table, const Kernel* KernelTable::* kind, const Kernel* kernel) {
+  table.*kind = kernel;
+}
+
 // Rows come plainest target first (kernels.inc), so a fuller target's own kernel takes the place of what it fell back to. No
 // pointer is compared with null: with sanitizers an object's address is no constant for that.
 constexpr Tables make_tables() {
   Tables tables;
   for (std::size_t isa = 0; isa < isa_count; ++isa) tables.table[isa].isa = static_cast<Isa>(isa);
-#define POLYHEAD_KERNEL(kind, target, source)                                                     \
-  for (std::size_t isa = 0; isa < isa_count; ++isa) {                                             \
-    if (serves(Isa::target, static_cast<Isa>(isa))) tables.table[isa].kind = &simd::source::kind; \
-  }                                                                                               \
+#define POLYHEAD_KERNEL(kind, target, source)                          \
+  for (std::size_t isa = 0; isa < isa_count; ++isa) {                  \
+    if (!serves(Isa::target, static_cast<Isa>(isa))) continue;         \
+    serve(tables.table[isa], &KernelTable::kind, &simd::source::kind); \
+  }                                                                    \
   tables.built[static_cast<std::size_t>(Isa::target)] = true;
 #include "dispatch/kernels.inc"
   return tables;
@@ -53,7 +65,8 @@ constexpr int reference_rows() {
 #include "dispatch/kernels.inc"
   return rows;
 }
-static_assert(reference_rows() == (sizeof(KernelTable) - offsetof(KernelTable, attention_f32)) / sizeof(void*),
+// All but fast_attention_f32, which attention_f32's row serves too.
+static_assert(reference_rows() == (sizeof(KernelTable) - offsetof(KernelTable, attention_f32)) / sizeof(void*) - 1,
               "the reference rows of kernels.inc must be complete");
 
 }  // namespace

@@ -13,8 +13,9 @@ namespace polyhead::dispatch {
 // Pointers are never null. `name` in each kernel tells which target it was really compiled for.
 struct KernelTable {
   Isa isa;
-  const simd::AttentionKernel* attention_f32;  // transposed scores: any query length
-  const simd::AttentionKernel* decode_f32;     // row-major scores: few rows a kv head, bound by reading K and V
+  const simd::AttentionKernel* attention_f32;       // transposed scores: any query length
+  const simd::AttentionKernel* fast_attention_f32;  // the same for Precision::fast; attention_f32 where a target has none
+  const simd::AttentionKernel* decode_f32;          // row-major scores: few rows a kv head, bound by reading K and V
   const simd::MergeKernel* merge_f32;
   const simd::GemmKernel* gemm_f32;
   const simd::LayerNormKernel* layer_norm_f32;

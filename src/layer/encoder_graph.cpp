@@ -40,7 +40,7 @@ std::shared_ptr<const EncoderGraph> EncoderStack::build_graph(std::int64_t chain
   longest.shape = {
       1, shape_.heads, shape_.kv_heads, slices * slice_rows, slices * slice_rows, shape_.head_dim, shape_.value_dim};
   longest.mask = shape_.mask;
-  const plan::AttentionChoice choice = plan::choose_attention(longest.shape, shape_.mask, true, kernels_);
+  const plan::AttentionChoice choice = plan::choose_attention(longest.shape, shape_.mask, true, shape_.precision, kernels_);
   const std::int64_t group = shape_.heads / shape_.kv_heads;
   const double head_cost =
       plan::piece_cost_ns(choice, longest, 0, (slices - 1) * slice_rows * group, slices * slice_rows * group);

@@ -119,7 +119,7 @@ void EncoderStack::run(Lease& lease, const RowSource& source, const RowSink* sin
 
   const plan::AttentionShape attention = {1,       shape_.heads,    shape_.kv_heads, longest,
                                           longest, shape_.head_dim, shape_.value_dim};
-  run.choice = plan::choose_attention(attention, shape_.mask, true, kernels_);
+  run.choice = plan::choose_attention(attention, shape_.mask, true, shape_.precision, kernels_);
 
   const std::int64_t threads = scheduler_->threads();
   if (threads > 1 && blocks < 2 * threads) run.inside = scheduler_.get();

@@ -27,6 +27,7 @@
 #include "plan/attention_work.hpp"
 #include "platform/aligned_memory.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/precision.hpp"
 
 namespace polyhead::layer {
 
@@ -35,7 +36,8 @@ struct EncoderShape {
   simd::Activation activation = simd::Activation::none;
   bool norm_first = false;
   double norm_epsilon = 0, scale = 0;
-  Mask mask;  // causal and window parts, seen from each sequence alone
+  Mask mask;                                // causal and window parts, seen from each sequence alone
+  Precision precision = Precision::strict;  // of attention
 
   std::int64_t query_columns() const { return heads * head_dim; }
   std::int64_t key_columns() const { return kv_heads * head_dim; }

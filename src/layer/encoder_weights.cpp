@@ -29,6 +29,7 @@ EncoderShape encoder_shape(const EncoderBlockSpec& spec, double scale) {
   shape.norm_epsilon = spec.norm_epsilon;
   shape.scale = scale;
   shape.mask = spec.attention.mask;
+  shape.precision = spec.attention.precision;
   return shape;
 }
 

@@ -99,7 +99,7 @@ void ProjectedAttention::run(Lease& lease, const ProjectedAttentionInputs& input
   const std::size_t keys_at = rows_bytes(inputs.key_length, key_stride_),
                     values_at = rows_bytes(inputs.key_length, value_stride_);
   WorkspaceLayout slot;
-  slot.add(plan::most_scratch_bytes(attention, shape_.mask, false, kernels_));
+  slot.add(plan::most_scratch_bytes(attention, shape_.mask, false, shape_.precision, kernels_));
   std::int64_t widest = 0;
   for (const Tokens* tokens : {&inputs.query, &inputs.key, &inputs.value, &inputs.out}) {
     if (!tokens->is_contiguous()) widest = std::max(widest, tokens->width);
@@ -215,7 +215,8 @@ void ProjectedAttention::attend(const Run& run, const ProjectedAttentionGraph::N
     std::int64_t kv_head_begin, heads;
 
     plan::AttentionChoice choice(std::int64_t item) const {
-      return plan::choose_attention(plan::own_shape(run->operands, item), run->operands.mask, false, run->layer->kernels_);
+      return plan::choose_attention(plan::own_shape(run->operands, item), run->operands.mask, false,
+                                    run->layer->shape_.precision, run->layer->kernels_);
     }
     void run_item(std::int64_t index, int item_slot) const {
       const std::int64_t group = run->operands.shape.group(), item = range.item_begin + index / heads;

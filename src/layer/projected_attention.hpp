@@ -20,6 +20,7 @@
 #include "plan/attention_work.hpp"
 #include "platform/aligned_memory.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/precision.hpp"
 
 namespace polyhead::layer {
 
@@ -27,6 +28,7 @@ struct ProjectedAttentionShape {
   std::int64_t d_model = 0, heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   double scale = 0;
   Mask mask;
+  Precision precision = Precision::strict;  // of attention
 };
 
 struct ProjectedAttentionWeights {

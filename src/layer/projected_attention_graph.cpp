@@ -92,7 +92,7 @@ std::shared_ptr<const ProjectedAttentionGraph> ProjectedAttention::build_graph(c
   longest.shape = {1, shape_.heads, shape_.kv_heads, query_length, key_length, shape_.head_dim, shape_.value_dim};
   longest.mask = shape_.mask;
   longest.mask.has_key_lengths = longest.mask.has_offsets = false;
-  const plan::AttentionChoice choice = plan::choose_attention(longest.shape, shape_.mask, false, kernels_);
+  const plan::AttentionChoice choice = plan::choose_attention(longest.shape, shape_.mask, false, shape_.precision, kernels_);
   const auto product_cost = [&](std::int64_t rows, const Linear& linear) {
     return 2.0 * static_cast<double>(rows * linear.in_features()) * static_cast<double>(linear.out_features()) /
            choice.gigaflops;

@@ -74,15 +74,16 @@ struct AttentionPlan::Run {
 };
 
 AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, const ScoreChanges& changes,
-                             bool length_invariant, const dispatch::KernelTable& kernels,
+                             bool length_invariant, Precision precision, const dispatch::KernelTable& kernels,
                              std::shared_ptr<graph::Scheduler> scheduler)
     : maximum_(maximum),
       mask_(mask),
       length_invariant_(length_invariant),
+      precision_(precision),
       changes_(changes),
       kernels_(kernels),
       scheduler_(std::move(scheduler)) {
-  choice_ = choose_attention(maximum_, mask_, length_invariant_, kernels_);
+  choice_ = choose_attention(maximum_, mask_, length_invariant_, precision_, kernels_);
   cut_ = cut_work(maximum_, mask_, choice_, scheduler_->threads());
   auto description = std::make_shared<graph::TaskGraph>();
   if (cut_.nodes > 0) {
@@ -101,7 +102,7 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, co
   }
   graph_ = std::move(description);
 
-  slot_bytes_ = whole_lines(most_scratch_bytes(maximum_, mask_, length_invariant_, kernels_));
+  slot_bytes_ = whole_lines(most_scratch_bytes(maximum_, mask_, length_invariant_, precision_, kernels_));
   std::size_t bytes = 2 * whole_lines(static_cast<std::size_t>(maximum_.batch) * sizeof(std::int64_t));
   slots_offset_ = bytes;
   bytes += slot_bytes_ * static_cast<std::size_t>(scheduler_->slots());
@@ -156,7 +157,7 @@ void* AttentionPlan::LeaseHandle::side_memory(std::size_t bytes) const {
 }
 
 double AttentionPlan::estimate_ns(const AttentionOperands& operands) const {
-  const AttentionChoice choice = choose_attention(operands.shape, operands.mask, length_invariant_, kernels_);
+  const AttentionChoice choice = choose_attention(operands.shape, operands.mask, length_invariant_, precision_, kernels_);
   const AttentionOperands shape_only = structure_only(operands.shape, operands.mask);
   return piece_cost_ns(choice, shape_only, 0, 0, operands.shape.rows()) *
          static_cast<double>(operands.shape.batch * operands.shape.kv_heads);
@@ -172,7 +173,7 @@ void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch)
   if (batch >= shape.batch || begin >= end) return;
 
   const AttentionShape own = own_shape(operands, batch);
-  const AttentionChoice choice = choose_attention(own, operands.mask, length_invariant_, kernels_);
+  const AttentionChoice choice = choose_attention(own, operands.mask, length_invariant_, precision_, kernels_);
   const std::int64_t splits = split_count(choice, own.key_length);
   if (splits == 1 || splits > cut_.splits) {
     if (split == 0) run_rows(choice, operands, batch, kv_head, begin, end, scratch);
@@ -239,6 +240,9 @@ std::string AttentionPlan::explain() const {
     text += line;
   };
   add("kernel       %s (%s)\n", choice_.kernel->name, choice_.reason);
+  add("precision    %s\n", precision_ == Precision::strict        ? "strict"
+                           : choice_.precision == Precision::fast ? "fast"
+                                                                  : "fast: computed as strict, no faster kernel serves this");
   add("shape        batch %lld, heads %lld, kv_heads %lld, query_length %lld, key_length %lld, head_dim %lld, value_dim %lld\n",
       static_cast<long long>(maximum_.batch), static_cast<long long>(maximum_.heads), static_cast<long long>(maximum_.kv_heads),
       static_cast<long long>(maximum_.query_length), static_cast<long long>(maximum_.key_length),

@@ -39,7 +39,7 @@ struct ScoreChanges {
 class AttentionPlan {
  public:
   AttentionPlan(const AttentionShape& maximum, const Mask& mask, const ScoreChanges& changes, bool length_invariant,
-                const dispatch::KernelTable& kernels, std::shared_ptr<graph::Scheduler> scheduler);
+                Precision precision, const dispatch::KernelTable& kernels, std::shared_ptr<graph::Scheduler> scheduler);
   ~AttentionPlan();
 
   // Memory and threads of one run. Leases are kept and reused, so that steady state allocates nothing.
@@ -76,6 +76,7 @@ class AttentionPlan {
   AttentionShape maximum_;
   Mask mask_;
   bool length_invariant_;
+  Precision precision_;
   ScoreChanges changes_;
   const dispatch::KernelTable& kernels_;
   std::shared_ptr<graph::Scheduler> scheduler_;

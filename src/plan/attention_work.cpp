@@ -109,15 +109,24 @@ double gigaflops(Isa isa) {
   return 1;
 }
 
+// Of a kernel for Precision::fast over the target's strict one, for estimates: half the products, the rest as it was.
+constexpr double fast_gain = 1.6;
+
 }  // namespace
 
-AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool length_invariant,
+AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels) {
   AttentionChoice choice;
   choice.merge = kernels.merge_f32;
   choice.gigaflops = gigaflops(kernels.isa);
+  const auto choose_transposed = [&] {
+    choice.kernel = precision == Precision::fast ? kernels.fast_attention_f32 : kernels.attention_f32;
+    if (choice.kernel == kernels.attention_f32) return;
+    choice.precision = Precision::fast;
+    choice.gigaflops *= fast_gain;
+  };
   if (length_invariant) {
-    choice.kernel = kernels.attention_f32;
+    choose_transposed();
     choice.reason = "transposed scores: bits must not depend on the query length";
     return choice;
   }
@@ -125,7 +134,7 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
     choice.kernel = kernels.decode_f32;
     choice.reason = "row-major scores: few query rows a kv head";
   } else {
-    choice.kernel = kernels.attention_f32;
+    choose_transposed();
     choice.reason = "transposed scores: query rows fill the lanes";
   }
   if (shape.rows() <= split_rows) choice.key_split = round_up(keys_per_split, choice.kernel->key_block);
@@ -182,7 +191,7 @@ std::size_t scratch_bytes(const AttentionChoice& choice, const AttentionShape& m
   return bytes;
 }
 
-std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, bool length_invariant,
+std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, bool length_invariant, Precision precision,
                                const dispatch::KernelTable& kernels) {
   // A smaller run may be served by another kernel, or split where the largest is not: the sizes at which choices change.
   const std::int64_t group = maximum.group();
@@ -194,7 +203,7 @@ std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, 
          {maximum.query_length, split_rows / group, decode_rows(kernels.isa, shape) / group, std::int64_t{1}}) {
       shape.query_length = std::min(queries, maximum.query_length);
       if (shape.query_length == 0) continue;
-      const AttentionChoice choice = choose_attention(shape, mask, length_invariant, kernels);
+      const AttentionChoice choice = choose_attention(shape, mask, length_invariant, precision, kernels);
       most = std::max(most, scratch_bytes(choice, shape, shape.rows()));
     }
   }

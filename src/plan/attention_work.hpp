@@ -7,6 +7,7 @@
 
 #include "dispatch/kernel_table.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/precision.hpp"
 #include "simd/contract/attention.hpp"
 
 namespace polyhead::plan {
@@ -18,20 +19,21 @@ struct AttentionShape {
 };
 
 // Which kernel, and at which multiples keys are split. A function of the row's own shape (head sizes, query length, group, its
-// batch item's key length, kind of mask) and of the target, never of batch, the number of heads or threads: the bits depend on
-// it. `shape.key_length` must therefore be the batch item's own length where lengths are given (own_shape below).
+// batch item's key length, kind of mask, precision) and of the target, never of batch, the number of heads or threads: the bits
+// depend on it. `shape.key_length` must therefore be the batch item's own length where lengths are given (own_shape below).
 struct AttentionChoice {
   const simd::AttentionKernel* kernel = nullptr;
   const simd::MergeKernel* merge = nullptr;
   std::int64_t key_split = 0;  // keys a split, a multiple of the kernel's key_block; 0: keys are never split
   double gigaflops = 1;        // the target's rate, for estimates only
   const char* reason = "";
+  Precision precision = Precision::strict;  // which bound the kernel is held to: strict's where fast has no kernel of its own
 };
 
 // From this many keys on, K and V of a head come from memory rather than from a cache.
 constexpr std::int64_t long_keys = 4096;
 
-AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, bool length_invariant,
+AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels);
 
 // What is added to or hides single scores: strides in bytes over [batch, head, query, key], 0 where broadcast; null where there
@@ -80,7 +82,7 @@ std::size_t partial_floats(const AttentionShape& shape, std::int64_t rows);
 // Scratch for one thread: enough for run_rows and run_rows_of_split on any piece of at most `max_rows` rows.
 std::size_t scratch_bytes(const AttentionChoice& choice, const AttentionShape& maximum, std::int64_t max_rows);
 // The most that any choice asks for, over all runs whose lengths are at most the maximum's.
-std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, bool length_invariant,
+std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, bool length_invariant, Precision precision,
                                const dispatch::KernelTable& kernels);
 
 // An estimate, for balance and for the inline path, in nanoseconds.

@@ -363,6 +363,37 @@ static void test_struct_size(const polyhead_runtime* runtime) {
   FAILS(POLYHEAD_INVALID_ARGUMENT, "out is NULL", polyhead_attention(runtime, &p.inputs, NULL));
 }
 
+/* Precision is taken everywhere, checked, and not looked for where an older caller's structure ends or had padding. */
+static void test_precision(const polyhead_runtime* runtime) {
+  problem p;
+  char text[2000];
+  polyhead_attention_plan* plan = NULL;
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  make_problem(&p);
+  CHECK(p.spec.precision == POLYHEAD_STRICT);
+  p.spec.precision = POLYHEAD_FAST;
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  SUCCEEDS(polyhead_attention_plan_explain(plan, text, sizeof(text), NULL));
+  CHECK(strstr(text, "precision    fast") != NULL);
+  SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  CHECK(worst_error(&p, 0) < 1e-4);
+  polyhead_attention_plan_destroy(plan);
+  plan = NULL;
+  options.precision = POLYHEAD_FAST;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 1e-4);
+
+  p.spec.precision = 2;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "spec.precision is 2", polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  options.precision = -1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "options.precision is -1", polyhead_attention(runtime, &p.inputs, &options));
+  p.spec.struct_size = offsetof(polyhead_attention_spec, softcap);
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  SUCCEEDS(polyhead_attention_plan_explain(plan, text, sizeof(text), NULL));
+  CHECK(strstr(text, "precision    strict") != NULL);
+  polyhead_attention_plan_destroy(plan);
+}
+
 static size_t calls_of_executor = 0;
 static void serial_executor(void* context, size_t how_many, void (*function)(void*, size_t), void* argument) {
   size_t i;
@@ -487,6 +518,10 @@ static void test_multi_head_attention(const polyhead_runtime* runtime) {
   weights.value = NULL;
   FAILS(POLYHEAD_INVALID_ARGUMENT, "weights.value", polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
   weights.value = &weight;
+  spec.precision = 9;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "spec.precision is 9",
+        polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
+  spec.precision = POLYHEAD_STRICT;
   CHECK(layer == NULL);
   SUCCEEDS(polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
   FAILS(POLYHEAD_INVALID_ARGUMENT, "layer", polyhead_multi_head_attention_run(NULL, &inputs, NULL));
@@ -561,6 +596,7 @@ int main(void) {
   test_mask_errors(runtime);
   test_attention_errors(runtime);
   test_struct_size(runtime);
+  test_precision(runtime);
   test_multi_head_attention(runtime);
   test_bert_errors(runtime);
   polyhead_runtime_destroy(runtime);

@@ -149,6 +149,9 @@ class RunAttentionTest(CommandTest):
             self.array(name + ".npy", 1, 1, 2, 8)
         text = self.succeed("run", "attention", "--explain", *self.inputs())
         self.assertIn("_f32_", text)
+        self.assertIn("precision    strict", text)
+        text = self.succeed("run", "attention", "--explain", "--precision", "fast", *self.inputs())
+        self.assertIn("precision    fast", text)
 
     def inputs(self):
         return [
@@ -182,6 +185,7 @@ class RunAttentionTest(CommandTest):
         for name in "qkv":
             self.array(name + ".npy", 1, 2, 4, 8)
         self.refuse(2, "run", "attention", *self.inputs(), "--causal", "diagonal", says="top-left")
+        self.refuse(2, "run", "attention", *self.inputs(), "--precision", "exact", says="strict nor fast")
         self.refuse(2, "run", "attention", *self.inputs(), "--window", "3", says="LEFT,RIGHT")
         self.refuse(2, "run", "attention", *self.inputs(), "--scale", "much")
         self.assertFalse(os.path.exists(self.path("o.npy")))

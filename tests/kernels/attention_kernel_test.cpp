@@ -1,4 +1,4 @@
-// attention_f32, decode_f32 and merge_f32 of every instruction set.
+// attention_f32, fast_attention_f32, decode_f32 and merge_f32 of every instruction set.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -20,6 +20,9 @@ std::vector<KernelCase> cases() {
         dispatch::kernel_table(dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission));
     const std::string target = name(isa);
     all.push_back({target + "_attention", table.attention_f32, table.merge_f32, isa != Isa::reference, isa != Isa::amx});
+    if (table.fast_attention_f32 != table.attention_f32) {
+      all.push_back({target + "_fast_attention", table.fast_attention_f32, table.merge_f32, true, false, Precision::fast});
+    }
     all.push_back({target + "_decode", table.decode_f32, table.merge_f32, isa != Isa::reference, true});
   }
   return all;

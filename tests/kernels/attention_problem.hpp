@@ -15,6 +15,7 @@
 
 #include "kernels/guarded.hpp"
 #include "simd/contract/attention.hpp"
+#include "support/tolerance.hpp"
 
 namespace polyhead::test {
 
@@ -105,8 +106,12 @@ class AttentionProblem {
   struct Row {
     std::vector<double> out;
     double lse = -std::numeric_limits<double>::infinity();
-    double tolerance = 0;  // of an element of out
+    double largest_value = 0, largest_score = 0;  // what the error bound is made of
     bool empty = true;
+
+    double tolerance(Precision precision) const {  // of an element of out
+      return testing::attention_bound(DType::f32, largest_value, largest_score, 0, precision);
+    }
   };
 
   // The formula, in float64, over the keys that the row may see and whose score is not -inf.
@@ -114,7 +119,7 @@ class AttentionProblem {
     Row row;
     row.out.assign(static_cast<std::size_t>(shape.value_dim), 0.0);
     std::vector<double> score(static_cast<std::size_t>(shape.keys), -std::numeric_limits<double>::infinity());
-    double max = -std::numeric_limits<double>::infinity(), condition = 0, largest_value = 0, sum = 0;
+    double max = -std::numeric_limits<double>::infinity(), sum = 0;
     if (sinks) row.lse = (*sinks)[static_cast<std::size_t>(g)];
     for (std::int64_t s = 0; s < shape.keys; ++s) {
       if (!allowed(t, g, s)) continue;
@@ -134,7 +139,7 @@ class AttentionProblem {
       score[static_cast<std::size_t>(s)] = x;
       if (std::isnan(x)) max = x;
       if (!(x <= max) && !std::isnan(max)) max = x;
-      condition = std::max({condition, std::fabs(shape.scale) * magnitude, std::fabs(x)});
+      row.largest_score = std::max({row.largest_score, std::fabs(shape.scale) * magnitude, std::fabs(x)});
       row.empty = false;
     }
     if (row.empty) return row;
@@ -146,12 +151,11 @@ class AttentionProblem {
       sum += weight;
       for (std::int64_t e = 0; e < shape.value_dim; ++e) {
         row.out[static_cast<std::size_t>(e)] += weight * value_at(s, e);
-        largest_value = std::max(largest_value, static_cast<double>(std::fabs(value_at(s, e))));
+        row.largest_value = std::max(row.largest_value, static_cast<double>(std::fabs(value_at(s, e))));
       }
     }
     for (double& x : row.out) x /= sum;
     row.lse = max + std::log(sum);
-    row.tolerance = largest_value * (2e-6 + 0x1p-22 * condition);
     return row;
   }
 
@@ -265,10 +269,11 @@ class AttentionProblem {
 
   // Compares with the formula: rows without a key are exactly 0, NaN is where the formula has it, the rest is within the
   // tolerance. Reports the worst element of the first row that is wrong.
-  void expect_right(const Result& result, const std::string& what) {
+  void expect_right(const Result& result, const std::string& what, Precision precision = Precision::strict) {
     for (std::int64_t row = 0; row < shape.rows(); ++row) {
       const std::int64_t t = row / shape.group, g = row % shape.group;
       const Row want = expected(t, g);
+      const double tolerance = want.tolerance(precision);
       const float* out = result.out.data() + row * shape.value_dim;
       const float lse = result.lse[static_cast<std::size_t>(row)];
       double worst = 0;
@@ -284,12 +289,12 @@ class AttentionProblem {
       // Beyond 2e38 a score in log2 units is at the end of the float range, and so is the lse.
       if (std::isfinite(want.lse) && std::fabs(want.lse) > 2e38) lse_right = std::isfinite(lse) && std::fabs(lse) > 2e38;
       if (std::fabs(want.lse) <= 2e38) {
-        lse_right = std::fabs(lse - want.lse) <= 4e-6 + 0x1p-21 * std::fabs(want.lse) + want.tolerance;
+        const double of_scores = precision == Precision::fast ? 0x1p-15 * want.largest_score : 0.0;
+        lse_right = std::fabs(lse - want.lse) <= 4e-6 + 0x1p-21 * std::fabs(want.lse) + tolerance + of_scores;
       }
-      if (worst > want.tolerance || !lse_right) {
+      if (worst > tolerance || !lse_right) {
         ADD_FAILURE() << what << ": " << shape.text() << ", row t " << t << " g " << g << (want.empty ? " (empty)" : "")
-                      << ": worst error " << worst << ", allowed " << want.tolerance << "; lse " << lse << ", right "
-                      << want.lse;
+                      << ": worst error " << worst << ", allowed " << tolerance << "; lse " << lse << ", right " << want.lse;
         return;
       }
     }

@@ -108,6 +108,7 @@ AttentionCase random_case(std::uint64_t seed) {
   if (random.chance(0.2)) spec.softcap = random.choice({1e-3, 0.5, 3.0, 30.0, 50.0, 1e30});
   spec.has_alibi = random.chance(0.2);
   spec.has_sink = random.chance(0.2);
+  if (random.chance(0.2)) spec.precision = Precision::fast;
   AttentionCase test = make_case(spec, random);
   if (spec.has_alibi && random.chance(0.5)) fill_normal(test.alibi_slopes, random, random.choice({1e-3, 0.3, 10.0}));
   if (spec.has_sink && random.chance(0.2)) fill_normal(test.sink, random, 100);

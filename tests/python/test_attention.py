@@ -223,3 +223,10 @@ def test_out_is_written_and_returned(generator):
 def test_default_scale_is_one_over_root_of_dim(generator):
     query, key, value = make(generator)
     np.testing.assert_array_equal(sdpa(query, key, value), sdpa(query, key, value, scale=1 / math.sqrt(16)))
+
+
+def test_fast_is_close_to_strict(generator):
+    query, key, value = make(generator, rows=40)
+    strict = sdpa(query, key, value)
+    assert sdpa(query, key, value, precision="strict").tobytes() == strict.tobytes()
+    reference.assert_close(sdpa(query, key, value, precision="fast"), strict, 1e-3)

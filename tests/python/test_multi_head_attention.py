@@ -84,6 +84,14 @@ def test_weights_may_change_afterwards(generator):
     reference.assert_close(operation(x, is_causal=True), want[1], 2e-5)
 
 
+def test_fast_is_close_to_strict(generator):
+    weights = weights_of(generator)
+    x = generator.standard_normal((2, 20, 24), np.float32)
+    strict = polyhead.MultiHeadAttention(**weights, heads=3)(x)
+    fast = polyhead.MultiHeadAttention(**weights, heads=3, precision="fast")(x)
+    reference.assert_close(fast, strict, 1e-3)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -93,6 +101,7 @@ def test_weights_may_change_afterwards(generator):
         ({"query_weight": np.zeros(24, np.float32)}, "query_weight: is float32.24."),
         ({"output_weight": np.zeros((24, 23), np.float32)}, "output"),
         ({"key_bias": np.zeros(23, np.float32)}, "key"),
+        ({"precision": "exact"}, "precision: is 'exact', expected 'strict' or 'fast'"),
     ],
 )
 def test_wrong_weights(generator, change, message):

@@ -21,8 +21,10 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
     fill(test.out, not_a_number);
     fill(test.lse, not_a_number);
     plan.run(test.inputs_with_lse());
-    if (auto result = attention_matches(expected, test.out, where); !result) return result << "\n" << plan.explain();
-    if (auto result = lse_matches(expected, test.lse, where); !result) return result << "\n" << plan.explain();
+    if (auto result = attention_matches(expected, test.out, where, test.spec.precision); !result)
+      return result << "\n" << plan.explain();
+    if (auto result = lse_matches(expected, test.lse, where, test.spec.precision); !result)
+      return result << "\n" << plan.explain();
     const Tensor with_lse = test.out.clone();
     fill(test.out, not_a_number);
     plan.run(test.inputs());
@@ -81,6 +83,7 @@ AttentionOptions AttentionCase::options() const {
   options.softcap = spec.softcap;
   options.has_alibi = spec.has_alibi;
   options.has_sink = spec.has_sink;
+  options.precision = spec.precision;
   return options;
 }
 
@@ -97,6 +100,7 @@ std::string AttentionCase::describe() const {
     text << ' ' << name;
     for_each_offset(*tensor, [&, values = tensor](std::int64_t offset) { text << ' ' << load(*values, offset); });
   }
+  if (spec.precision != Precision::strict) text << ' ' << name(spec.precision);
   if (spec.mask.has_key_lengths) {
     text << " key_lengths";
     for_each_offset(key_lengths, [&](std::int64_t offset) { text << ' ' << load(key_lengths, offset); });

@@ -39,8 +39,8 @@ struct AttentionResult {
   Array value_magnitude;  // [B, H, T]
 };
 
-// By the formula, reading every input but out and lse, which are not
-// looked at. options.length_invariant has no meaning here.
+// By the formula, reading every input but out and lse, which are not looked at. options.length_invariant and precision have no
+// meaning here.
 AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights = false);
 
 // Whether the mask lets query t of (b, h) see key s, by structure and boolean mask; a bias of -inf is the score's matter.

@@ -5,25 +5,29 @@
 
 #include <string>
 
+#include "polyhead/precision.hpp"
 #include "polyhead/tensor.hpp"
 #include "support/oracle.hpp"
 
 namespace polyhead::testing {
 
-// The bound on |out - oracle| of a row that holds for every kernel in Precision::strict:
-//     f32:        max|v| * (2e-6 + 2^-22 * max over the row of max(|scale| * sum_d |q_d k_d|, |score|))
-//     bf16, f16:  max|v| * 2^-8 or 2^-10 and the rounding of the result
+// The bound on |out - oracle| of a row that holds for every kernel:
+//     f32, strict:  max|v| * (2e-6 + 2^-22 * max over the row of max(|scale| * sum_d |q_d k_d|, |score|))
+//     f32, fast:    that and max|v| * 2^-15 * (1 + the same maximum)
+//     bf16, f16:    max|v| * 2^-8 or 2^-10 and the rounding of the result
 // where both maxima run over the keys that the row sees. 2.4e-38 is added: results and inputs below the smallest normal number
 // may be taken as zero.
-double attention_bound(DType dtype, double value_magnitude, double score_magnitude, double result);
+double attention_bound(DType dtype, double value_magnitude, double score_magnitude, double result,
+                       Precision precision = Precision::strict);
 
 // Element by element. A NaN is right exactly where the oracle has one, an infinity where it has the same. The message holds
 // the number of wrong elements, the worst one (error over bound), its index, and `what`: the shape, the ISA, the seed.
 ::testing::AssertionResult attention_matches(const oracle::AttentionResult& expected, const TensorView& out,
-                                             const std::string& what);
+                                             const std::string& what, Precision precision = Precision::strict);
 
 // lse against the oracle's: the error of a score, and rounding; -inf exactly where the row is empty.
-::testing::AssertionResult lse_matches(const oracle::AttentionResult& expected, const TensorView& lse, const std::string& what);
+::testing::AssertionResult lse_matches(const oracle::AttentionResult& expected, const TensorView& lse, const std::string& what,
+                                       Precision precision = Precision::strict);
 
 // Any array: |error| <= absolute + relative * |expected|.
 ::testing::AssertionResult array_matches(const oracle::Array& expected, const TensorView& actual, double absolute,

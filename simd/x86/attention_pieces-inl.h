@@ -1,0 +1,87 @@
+// Attention's operands in pieces (bf16_pieces-inl.h): Q' as B, K and V' as A, and which of them pieces cannot stand for.
+#pragma once
+
+#include "simd/contract/attention.hpp"
+#include "simd/hwy/row_map-inl.h"
+#include "simd/hwy/transpose-inl.h"
+#include "simd/x86/bf16_pieces-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+namespace {
+
+// Queries and keys: up to kLargestFactor. What is lost of tiny elements is below 2^-126 times the other operand, nothing in a
+// score. Values may be larger, since weights are at most 1; but a key whose largest value is tiny and not 0 would lose pieces
+// that count.
+constexpr std::int32_t kLargestValue = BitsOfPowerOfTwo(100);
+constexpr std::int32_t kSmallestLargestValue = BitsOfPowerOfTwo(-60);
+
+// 32 query rows, scaled, as tiles of B: S' = K Q'. apart[lane] = -1 for rows that pieces cannot stand for (they become 0), else
+// 0.
+template <size_t kPieces>
+static HWY_NOINLINE void PackQuery(const AttentionF32Args& args, std::int64_t first_row, size_t rows, float scale,
+                                   float* lanes_of_rows, std::int32_t* keep, std::int32_t* apart, unsigned char* to) {
+  const FloatTag df;
+  const IntTag di;
+  const size_t head_dim = static_cast<size_t>(args.head_dim);
+  const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
+  RowsToLanes<true>(query, first_row, rows, 32, head_dim, scale, lanes_of_rows);
+  for (size_t j = 0; j < 32; j += hn::Lanes(df)) {
+    Ints largest = hn::Zero(di);
+    for (size_t d = 0; d < head_dim; ++d) largest = hn::Max(largest, MagnitudeBits(hn::Load(df, lanes_of_rows + d * 32 + j)));
+    const Ints out_of_range = hn::VecFromMask(di, hn::Gt(largest, hn::Set(di, kLargestFactor)));
+    hn::Store(out_of_range, di, apart + j);
+    hn::Store(hn::Not(out_of_range), di, keep + j);
+  }
+  PackLanes<kPieces>(lanes_of_rows, head_dim, keep, to);
+}
+
+// A group of `count` keys (at most 32; the others become 0) as tiles of A: K [2 tiles of 16 keys][ceil(D / 32)] PieceTiles, and
+// V' [tiles of 16 value columns] PieceTiles. Returns a bit for each key that pieces cannot stand for: both its rows become 0.
+template <size_t kPieces>
+static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::int64_t first_key, size_t count,
+                                           float* lanes_of_rows, std::int32_t* keep, unsigned char* keys, unsigned char* values,
+                                           size_t value_tiles) {
+  const FloatTag df;
+  const IntTag di;
+  const size_t lanes = hn::Lanes(df), head_dim = static_cast<size_t>(args.head_dim);
+  const size_t value_dim = static_cast<size_t>(args.value_dim);
+  const RowMap<const float> value = {args.value, args.value_stride, 0, 1};
+  RowsToLanes<false>(value, first_key, count, 32, value_dim, 1.0f, lanes_of_rows);
+  for (size_t j = 0; j < 32; j += lanes) {
+    Ints largest = hn::Zero(di);
+    for (size_t e = 0; e < value_dim; ++e) largest = hn::Max(largest, MagnitudeBits(hn::Load(df, lanes_of_rows + e * 32 + j)));
+    const auto too_large = hn::Gt(largest, hn::Set(di, kLargestValue));
+    const auto too_small =
+        hn::And(hn::Gt(hn::Set(di, kSmallestLargestValue), largest), hn::Gt(largest, hn::Set(di, kSmallestNormal - 1)));
+    hn::Store(hn::Not(hn::VecFromMask(di, hn::Or(too_large, too_small))), di, keep + j);
+  }
+
+  std::uint32_t out_of_range = 0;
+  const float* const first_row = Offset(args.key, static_cast<std::ptrdiff_t>(first_key) * args.key_stride);
+  const float* row = first_row;
+  for (size_t i = 0; i < kDepth; ++i, row = Offset(row, args.key_stride)) {
+    if (i >= count) {
+      keep[i] = 0;
+    } else if (keep[i] == 0 || LargestMagnitudeBits(row, head_dim) > kLargestFactor) {
+      keep[i] = 0;
+      out_of_range |= std::uint32_t{1} << i;
+    }
+  }
+  PackRows<kPieces>(first_row, args.key_stride, count, keep, head_dim, keys);
+
+  for (size_t e = 0; e < value_tiles * kTileRows; ++e) {
+    unsigned char* tile = values + e / kTileRows * kPieceTileBytes<kPieces> + e % kTileRows * kTileRowBytes;
+    for (size_t j = 0; j < kTileRows; j += lanes) {
+      const Floats kept_a = hn::BitCast(df, hn::Load(di, keep + j)), kept_b = hn::BitCast(df, hn::Load(di, keep + 16 + j));
+      const Floats a = e < value_dim ? hn::And(kept_a, hn::Load(df, lanes_of_rows + e * 32 + j)) : hn::Zero(df);
+      const Floats b = e < value_dim ? hn::And(kept_b, hn::Load(df, lanes_of_rows + e * 32 + 16 + j)) : hn::Zero(df);
+      StorePairs(SplitIntoPieces<kPieces>(df, a), SplitIntoPieces<kPieces>(df, b), tile + j * 4);
+    }
+  }
+  return out_of_range;
+}
+
+}  // namespace
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

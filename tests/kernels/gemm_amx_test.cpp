@@ -1,0 +1,5 @@
+// gemm_f32 on emulated tiles, with vectors of 256 bits.
+#if defined(__x86_64__)
+#define HWY_BASELINE_TARGETS HWY_AVX2
+#include "kernels/gemm_amx_suite.hpp"
+#endif
