@@ -62,8 +62,9 @@ static HWY_NOINLINE void ApplyMaskAs(const TileMask& mask, float* HWY_RESTRICT s
         const Floats bias = kBias == Varies::keys
                                 ? hn::Set(df, *Offset(mask.bias_keys, static_cast<std::ptrdiff_t>(key) * mask.bias_key_stride))
                                 : hn::Load(df, mask.bias_rows + key * width + column);
-        // A finite bias stays arithmetic even where its product or sum leaves the range below.
-        const Floats biased = MaxKeepingNaN(df, lowest, hn::MulAdd(bias, log2e, s));
+        // A finite bias stays arithmetic even where its product or sum leaves the range below; it makes no -inf finite.
+        const Floats sum = hn::MulAdd(bias, log2e, s);
+        const Floats biased = hn::IfThenElse(hn::Eq(s, minus_infinity), sum, MaxKeepingNaN(df, lowest, sum));
         s = hn::IfThenElse(hn::Eq(bias, minus_infinity), minus_infinity, biased);
       }
       if (kBoolean == Varies::keys) {

@@ -80,7 +80,9 @@ static HWY_NOINLINE float MaskRow(const KeySpan& span, const RowMask& mask, floa
     Floats s = hn::Load(df, scores + i);
     if (mask.bias) {
       const Floats bias = hn::Load(df, mask.bias + i);
-      s = hn::IfThenElse(hn::Eq(bias, minus_infinity), minus_infinity, MaxKeepingNaN(df, lowest, hn::MulAdd(bias, log2e, s)));
+      const Floats sum = hn::MulAdd(bias, log2e, s);
+      const Floats biased = hn::IfThenElse(hn::Eq(s, minus_infinity), sum, MaxKeepingNaN(df, lowest, sum));
+      s = hn::IfThenElse(hn::Eq(bias, minus_infinity), minus_infinity, biased);
     }
     if (mask.excluded) {
       const Floats excluded = hn::BitCast(df, hn::Load(di, mask.excluded + i));

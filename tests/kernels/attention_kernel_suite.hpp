@@ -207,6 +207,21 @@ TEST_P(AttentionKernelTest, AlibiAtEveryDistance) {
   }
 }
 
+// A finite bias does not bring back a key whose score is -inf.
+TEST_P(AttentionKernelTest, BiasLeavesScoresOfMinusInfinity) {
+  for (const std::int64_t queries : {1, 20}) {
+    AttentionProblem problem({queries, 2, 150, 1, 6}, 2740);
+    problem.bias.emplace(problem.shape, true, true, true, 1);
+    problem.bias->values->fill_random(2741, -3, 3);
+    for (std::int64_t row = 0; row < 2 * queries; ++row) problem.query_at(row / 2, row % 2, 0) = 1.0f;
+    for (const std::int64_t s : {4, 149}) {
+      problem.key_at(s, 0) = -kInfinity;
+      problem.value_at(s, 3) = kNaN;
+    }
+    expect_right(problem, problem.run(kernel()), std::string(kernel().name) + " biased scores of -inf");
+  }
+}
+
 // However far away a key is, ALiBi excludes none; a score of -inf does.
 TEST_P(AttentionKernelTest, AlibiOfHugeDistancesIsArithmetic) {
   AttentionProblem far({20, 2, 150, 8, 6}, 2730);
