@@ -109,9 +109,6 @@ double gigaflops(Isa isa) {
   return 1;
 }
 
-// Of a kernel for Precision::fast over the target's strict one, for estimates: half the products, the rest as it was.
-constexpr double fast_gain = 1.6;
-
 }  // namespace
 
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool length_invariant, Precision precision,
@@ -121,9 +118,7 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
   choice.gigaflops = gigaflops(kernels.isa);
   const auto choose_transposed = [&] {
     choice.kernel = precision == Precision::fast ? kernels.fast_attention_f32 : kernels.attention_f32;
-    if (choice.kernel == kernels.attention_f32) return;
-    choice.precision = Precision::fast;
-    choice.gigaflops *= fast_gain;
+    if (choice.kernel != kernels.attention_f32) choice.precision = Precision::fast;
   };
   if (length_invariant) {
     choose_transposed();

@@ -51,7 +51,6 @@ TEST(Precision, ChoosesTheKernel) {
         if (has_fast && strict.kernel == kernels.attention_f32) {
           EXPECT_EQ(fast.kernel, kernels.fast_attention_f32) << what;
           EXPECT_EQ(fast.precision, Precision::fast) << what;
-          EXPECT_GT(fast.gigaflops, strict.gigaflops) << what;
         } else {
           EXPECT_EQ(fast.kernel, strict.kernel) << what;
           EXPECT_EQ(fast.precision, Precision::strict) << what;
