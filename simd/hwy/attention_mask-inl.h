@@ -44,8 +44,6 @@ static HWY_NOINLINE void ApplyMaskAs(const TileMask& mask, float* HWY_RESTRICT s
   const IntTag di;
   const size_t lanes = hn::Lanes(df);
   const Floats minus_infinity = hn::Set(df, kMinusInfinity);
-  const Floats lowest = hn::Set(df, kLowestFloat);
-  const Floats log2e = hn::Set(df, static_cast<float>(kLog2E));
   const Ints no_bits = hn::Zero(di);
   for (size_t column = 0; column < width; column += lanes) {
     Floats m = hn::Load(df, max + column);
@@ -62,10 +60,7 @@ static HWY_NOINLINE void ApplyMaskAs(const TileMask& mask, float* HWY_RESTRICT s
         const Floats bias = kBias == Varies::keys
                                 ? hn::Set(df, *Offset(mask.bias_keys, static_cast<std::ptrdiff_t>(key) * mask.bias_key_stride))
                                 : hn::Load(df, mask.bias_rows + key * width + column);
-        // A finite bias stays arithmetic even where its product or sum leaves the range below; it makes no -inf finite.
-        const Floats sum = hn::MulAdd(bias, log2e, s);
-        const Floats biased = hn::IfThenElse(hn::Eq(s, minus_infinity), sum, MaxKeepingNaN(df, lowest, sum));
-        s = hn::IfThenElse(hn::Eq(bias, minus_infinity), minus_infinity, biased);
+        s = AddBias(df, s, bias);
       }
       if (kBoolean == Varies::keys) {
         const Ints excluded = hn::Set(di, mask.excluded_keys[key]);

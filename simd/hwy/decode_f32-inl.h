@@ -71,18 +71,13 @@ static HWY_NOINLINE float MaskRow(const KeySpan& span, const RowMask& mask, floa
   const IntTag di;
   const size_t lanes = hn::Lanes(df);
   const Floats minus_infinity = hn::Set(df, kMinusInfinity);
-  const Floats lowest = hn::Set(df, kLowestFloat);
-  const Floats log2e = hn::Set(df, static_cast<float>(kLog2E));
   const Ints begin = hn::Set(di, mask.begin), end = hn::Set(di, mask.end);
   Floats max = hn::Set(df, shift);
   const size_t end_vector = kShortRows ? kShortRowBlock : span.end_vector;
   for (size_t i = kShortRows ? 0 : span.first_vector; i < end_vector; i += lanes) {
     Floats s = hn::Load(df, scores + i);
     if (mask.bias) {
-      const Floats bias = hn::Load(df, mask.bias + i);
-      const Floats sum = hn::MulAdd(bias, log2e, s);
-      const Floats biased = hn::IfThenElse(hn::Eq(s, minus_infinity), sum, MaxKeepingNaN(df, lowest, sum));
-      s = hn::IfThenElse(hn::Eq(bias, minus_infinity), minus_infinity, biased);
+      s = AddBias(df, s, hn::Load(df, mask.bias + i));
     }
     if (mask.excluded) {
       const Floats excluded = hn::BitCast(df, hn::Load(di, mask.excluded + i));

@@ -59,6 +59,15 @@ HWY_INLINE Floats TakeDistance(FloatTag df, Floats score, Floats slope, Floats d
   return hn::IfThenElse(hn::Eq(score, minus_infinity), score, changed);
 }
 
+// score + bias in the units of scores; a bias of -inf excludes. A finite bias stays arithmetic even where its product or sum
+// leaves the range below; it makes no -inf finite.
+HWY_INLINE Floats AddBias(FloatTag df, Floats score, Floats bias) {
+  const Floats minus_infinity = hn::Set(df, kMinusInfinity);
+  const Floats sum = hn::MulAdd(bias, hn::Set(df, static_cast<float>(kLog2E)), score);
+  const Floats biased = hn::IfThenElse(hn::Eq(score, minus_infinity), sum, MaxKeepingNaN(df, hn::Set(df, kLowestFloat), sum));
+  return hn::IfThenElse(hn::Eq(bias, minus_infinity), minus_infinity, biased);
+}
+
 // Where query t stands among the keys counted from `first_key`. Rounded from an exact integer, so that a row's bits do not
 // depend on its neighbours.
 inline float PositionOf(const AttentionF32Args& args, std::int64_t t, std::int64_t first_key) {

@@ -54,6 +54,14 @@ const dispatch::KernelTable& kernels() {
   return table;
 }
 
+// Results of strict with one number of threads and another, then of fast: the same bits for any threads, other ones for fast.
+void expect_bits(const std::vector<Tensor>& results) {
+  ASSERT_EQ(results.size(), 4u);
+  EXPECT_TRUE(same_bits(results[0], results[1])) << first_difference(results[0], results[1]);
+  EXPECT_TRUE(same_bits(results[2], results[3])) << first_difference(results[2], results[3]);
+  EXPECT_FALSE(same_bits(results[0], results[2])) << "fast has the bits of strict";
+}
+
 std::shared_ptr<graph::Scheduler> scheduler(int threads) {
   RuntimeOptions options;
   options.threads = threads;
@@ -102,9 +110,7 @@ TEST_F(LayersOnTiles, Encoder) {
         results.push_back(out.clone());
       }
     }
-    EXPECT_TRUE(same_bits(results[0], results[1])) << first_difference(results[0], results[1]);
-    EXPECT_TRUE(same_bits(results[2], results[3])) << first_difference(results[2], results[3]);
-    EXPECT_FALSE(same_bits(results[0], results[2])) << "fast has the bits of strict";
+    expect_bits(results);
   }
 }
 
@@ -158,9 +164,7 @@ TEST_F(LayersOnTiles, MultiHeadAttention) {
       results.push_back(out.clone());
     }
   }
-  EXPECT_TRUE(same_bits(results[0], results[1])) << first_difference(results[0], results[1]);
-  EXPECT_TRUE(same_bits(results[2], results[3])) << first_difference(results[2], results[3]);
-  EXPECT_FALSE(same_bits(results[0], results[2])) << "fast has the bits of strict";
+  expect_bits(results);
 }
 
 }  // namespace
