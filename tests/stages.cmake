@@ -5,14 +5,15 @@ set_property(CACHE POLYHEAD_TEST_STAGES PROPERTY STRINGS OFF quick full)
 
 function(polyhead_stage name)
   add_test(NAME stage_${name} COMMAND ${PROJECT_SOURCE_DIR}/scripts/lib/run-stage ${name})
-  # They fill the machine themselves, so each runs alone.
-  set_tests_properties(stage_${name} PROPERTIES LABELS stage RUN_SERIAL ON TIMEOUT 7200)
+  # They fill the machine themselves, so each runs alone. What ends them first is the limits of the tests inside; emulated ones
+  # take hours on two cores.
+  set_tests_properties(stage_${name} PROPERTIES LABELS stage RUN_SERIAL ON TIMEOUT 21600)
 endfunction()
 
 if(POLYHEAD_TEST_STAGES STREQUAL "quick")
   set(stages python perf sanitize_smoke arm64_smoke)
 elseif(POLYHEAD_TEST_STAGES STREQUAL "full")
-  set(stages python perf report_in_browser clang debug asan_ubsan tsan without_tbb arm64_all sve128 sve256 sve512 avx512_emulated single_isas long_properties)
+  set(stages python perf report_in_browser clang debug asan_ubsan tsan without_tbb arm64_all sve128 sve256 avx512_emulated single_isas long_properties)
   add_test(NAME check_format COMMAND ${PROJECT_SOURCE_DIR}/scripts/check-format)
   set_tests_properties(check_format PROPERTIES LABELS checks SKIP_RETURN_CODE 77)
 elseif(POLYHEAD_TEST_STAGES)
