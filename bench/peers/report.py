@@ -252,7 +252,9 @@ def summary(runs, readme):
         bullets = "\n".join(fill("- " + about(run, folder)).replace("\n", "\n  ") for run in runs)
         blocks.append(fill("Measured on") + "\n\n" + bullets + "\n\n" + fill(method))
     for run in runs:
-        title = "All numbers: medians of wall time" + (f" on {run.context['cpu']}" if len(runs) > 1 else "")
+        title = "All numbers: medians of wall time"
+        if len(runs) > 1:
+            title += f" on {run.context['cpu']} ({run.context.get('isa', '')})"
         tables = "\n\n".join(
             table(run, part)
             for part in dict.fromkeys(part for part, _ in run.parts())
