@@ -54,5 +54,16 @@ use_ccache() {
   fi
 }
 
+# fingerprint_of_stage NAME: what a test stage's result depends on, the sources as they stand, committed or not. Measurements, and
+# the texts made of them, are read by the stage perf alone.
+fingerprint_of_stage() (
+  cd "$POLYHEAD_ROOT"
+  inputs=(CMakeLists.txt CMakePresets.json pyproject.toml cmake include simd src tests python bench examples scripts)
+  left_out=bench/results
+  if [ "$1" = perf ]; then inputs+=(README.md docs) left_out=docs/full-test-result.md; fi
+  find "${inputs[@]}" -path "$left_out" -prune -o -type f ! -path '*/__pycache__/*' ! -name '*.part' -print | sort \
+    | xargs sha1sum | sha1sum | cut -d' ' -f1
+)
+
 # Two jobs at most: a template-heavy source takes up to a gigabyte, and the smallest machine we serve has two cores.
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-2}
