@@ -1,4 +1,4 @@
-# Options, and the flags that our own code is compiled with (target polyhead_build).
+# Options, and what our own code is compiled with: polyhead_flags for all of it, kernels included; polyhead_build adds options.
 if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)
   set(POLYHEAD_TOP_LEVEL ON)
 else()
@@ -78,12 +78,17 @@ if(POLYHEAD_SANITIZE)
   endif()
 endif()
 
+# Apart, so that builds with other options compile kernels alike and ccache has them already. So are the definitions that say
+# which instruction sets are built (polyhead_built_isas): two sources ask.
+add_library(polyhead_flags INTERFACE)
 add_library(polyhead_build INTERFACE)
-target_include_directories(polyhead_build INTERFACE
+target_link_libraries(polyhead_build INTERFACE polyhead_flags)
+add_library(polyhead_built_isas INTERFACE)
+target_include_directories(polyhead_flags INTERFACE
   ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
-target_compile_definitions(polyhead_build INTERFACE POLYHEAD_BUILDING)
+target_compile_definitions(polyhead_flags INTERFACE POLYHEAD_BUILDING)
 set(warnings -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
-target_compile_options(polyhead_build INTERFACE ${warnings} $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>)
+target_compile_options(polyhead_flags INTERFACE ${warnings} $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>)
 if(POLYHEAD_WARNINGS_AS_ERRORS)
-  target_compile_options(polyhead_build INTERFACE -Werror)
+  target_compile_options(polyhead_flags INTERFACE -Werror)
 endif()
