@@ -137,6 +137,11 @@ def choose_pin(names: list, wanted) -> int | None:
     return cpus[-1] if cpus and threads == {1} else None
 
 
+def make_judge(names: list, settings: Settings) -> Judge:
+    """The judge of what `interleave` measures: benchmarks of one process share the draw of its turn."""
+    return Judge(names, settings.rules, drawn_apart=settings.benchmarks_per_process == 1)
+
+
 def interleave(runner: Runner, names: list, settings: Settings, judge: Judge, check, progress=lambda *_: None) -> Measured:
     """Measures pairs until the judge has decided every benchmark or the budget ends. Decided benchmarks are not run any more.
 

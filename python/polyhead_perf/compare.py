@@ -270,7 +270,6 @@ def compare_programs(baseline, candidate, options: argparse.Namespace, talk: boo
     """options: those of parse_arguments. talk: the seed, warnings and progress go to standard error as they come."""
     from . import builds
     from . import comparison as words
-    from .judgement import Judge
 
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     settings = builds.Settings(rules=_rules(options, EFFECT_OF_BUILDS), budget=options.budget, min_time=options.min_time,
@@ -292,7 +291,7 @@ def compare_programs(baseline, candidate, options: argparse.Namespace, talk: boo
         compatibility.check_contexts(first, second, set(options.allow_context))
         compatibility.check_entries(first, second)
 
-    judge = Judge(names, settings.rules)
+    judge = builds.make_judge(names, settings)
     try:
         measured = builds.interleave(runner, names, settings, judge, check, progress or (lambda *_: None))
     finally:

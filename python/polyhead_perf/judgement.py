@@ -69,11 +69,14 @@ def repetitions_needed(benchmarks: int, rules: Rules, weight: float = 1.0) -> in
 class Judge:
     """Looks at growing samples of paired differences and keeps what each look allowed to say."""
 
-    def __init__(self, names: list, rules: Rules):
+    def __init__(self, names: list, rules: Rules, drawn_apart: bool = True):
+        """drawn_apart: which side goes first was drawn for each benchmark alone, in each repetition."""
         self.rules = rules
+        self.drawn_apart = drawn_apart
         self.benchmarks = {name: Judgement(name) for name in names}
-        # One more hypothesis in the family: the mean over all benchmarks, tested on the repetitions that have them all.
+        # One more hypothesis in the family: none of them differs, tested on the repetitions that have them all.
         self.together = Judgement(ALL_TOGETHER)
+        self._direction = 0  # 1 slower, -1 faster: what the test of that hypothesis found
         self._spent = 0.0
         self._looks = 0
         self.next_look = repetitions_needed(len(names), rules, interim_weight(0))
@@ -95,8 +98,7 @@ class Judge:
             self._update(self.benchmarks[name], statistics.paired_shift(samples[name], level), len(samples[name]), weight)
         if complete:
             count = min(len(differences) for differences in samples.values())
-            means = [sum(column) / len(samples) for column in zip(*(samples[name][:count] for name in self.benchmarks))]
-            self._update(self.together, statistics.paired_shift(means, level), count, weight)
+            self._update_together([samples[name][:count] for name in self.benchmarks], count, weight)
         self._conclude()
 
     def finish(self, samples: dict) -> None:
@@ -120,9 +122,21 @@ class Judge:
         judgement.p = min(judgement.p, shift.p / weight)
         judgement.repetitions = repetitions
 
+    def _update_together(self, samples: list, repetitions: int, weight: float) -> None:
+        if not self.drawn_apart:  # benchmarks that share a draw share its sign, which may count once: that of their mean
+            samples = [[sum(column) / len(samples) for column in zip(*samples)]]
+        p, direction = statistics.pooled_signed_rank(samples)
+        if p / weight < self.together.p:
+            self.together.p, self._direction = p / weight, direction
+        self.together.repetitions = repetitions
+
     def _conclude_together(self, estimate_low_high: tuple) -> None:
         self.together.estimate, self.together.low, self.together.high = estimate_low_high
         self.together.verdict = _verdict(self.together, self.rules)
+        # The test may have found a small shift of a quiet benchmark, where the mean is that of the noisy ones: both have to say it.
+        said_by_both = {SLOWER: self._direction > 0 and self.together.low > 0, FASTER: self._direction < 0 and self.together.high < 0}
+        if not said_by_both.get(self.together.verdict, True):
+            self.together.verdict = UNCLEAR
 
     def _conclude(self) -> None:
         family = [*self.benchmarks.values(), self.together]

@@ -20,7 +20,8 @@ def is_sweep(result):
 
 
 def ratio_panels(inputs):
-    """One panel for each machine, part and number of threads: its newest results. Speeds are relative to the best peer's."""
+    """One panel for each machine, instruction set, part and number of threads: its newest results. Speeds are relative to the best
+    peer's. (Hosts give CPUs of several generations one name; their instruction sets tell them apart.)"""
     newest = {}
     for run in inputs.runs:
         if run.peers is None:
@@ -28,12 +29,12 @@ def ratio_panels(inputs):
         for part, threads in run.peers.parts():
             cases = run.peers.cases(part, threads)
             if cases:
-                newest[run.machine, part, threads] = (run, cases)
+                newest[run.machine, str(run.context.get("isa") or ""), part, threads] = (run, cases)
     order = list(report_peers.PARTS)
-    place = lambda key: (key[0], order.index(key[1]) if key[1] in order else len(order), key[1], key[2])
+    place = lambda key: (key[:2], order.index(key[2]) if key[2] in order else len(order), key[2:])
     panels = []
-    for machine, part, threads in sorted(newest, key=place):
-        run, cases = newest[machine, part, threads]
+    for machine, isa, part, threads in sorted(newest, key=place):
+        run, cases = newest[machine, isa, part, threads]
         ratios = {case: report_peers.ratio(engines) for case, engines in cases.items()}
         rows = []
         for case, engines in cases.items():
@@ -64,7 +65,7 @@ def ratio_panels(inputs):
                 "part": part,
                 "title": report_peers.PARTS.get(part, part),
                 "threads": threads,
-                "isa": str(run.context.get("isa") or ""),
+                "isa": isa,
                 "date": run.date.strftime("%Y-%m-%d"),
                 "file": run.file,
                 "mean": report_peers.geometric_mean(list(ratios.values())),

@@ -369,7 +369,7 @@ def _lead(inputs, newest, panels, lines, sweeps):
     attention = [panel for panel in panels if panel["part"] == "attention"]
     if attention:
         shown = sorted(attention, key=lambda panel: (panel["threads"], panel["machine"]))
-        if len(machines) == 1:
+        if len({(panel["machine"], panel["isa"]) for panel in attention}) == 1 == len(machines):
             parts.append(
                 "attention runs at "
                 + " and ".join(

@@ -122,10 +122,26 @@ def case_of(slow_down: float, comparisons: list) -> dict:
         "benchmarks_faster": sum(each.verdict == "faster" for each in judged),
         "median_pairs": statistics.median(each.repetitions for each in judged),
         "median_seconds": round(statistics.median(one.seconds for one in comparisons), 2),
+        "median_interval_percent": half_interval(judged),
+        # Which benchmarks are too noisy to tell, and how often only all together told.
+        "by_benchmark": {name: of_benchmark([one.judge.benchmarks[name] for one in comparisons]) for name in comparisons[0].judge.benchmarks},
+        "slower_together_only": sum(one.verdict == "slower" and not one.of("slower") for one in comparisons),
     }
-    reach = statistics.median((each.high - each.low) / 2 for each in judged)
-    case["median_interval_percent"] = round(100 * reach, 2) if math.isfinite(reach) else None
     return {**case, "goal_met": goal_met(case)}
+
+
+def of_benchmark(judged: list) -> dict:
+    return {
+        **{verdict: sum(each.verdict == verdict for each in judged) for verdict in ("slower", "faster", "same", "unclear")},
+        "median_pairs": statistics.median(each.repetitions for each in judged),
+        "median_interval_percent": half_interval(judged),
+    }
+
+
+def half_interval(judged: list) -> float | None:
+    """The median over judgements, in percent; None when half of them have none."""
+    reach = statistics.median((each.high - each.low) / 2 for each in judged)
+    return round(100 * reach, 2) if math.isfinite(reach) else None
 
 
 def goal_met(case: dict) -> bool:

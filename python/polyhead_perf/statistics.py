@@ -105,6 +105,28 @@ def paired_shift(differences, level: float) -> Shift:
     return _shift(walsh, _signed_rank_null(len(differences)), level)
 
 
+def pooled_signed_rank(samples: list) -> tuple:
+    """(p, direction) of one signed-rank test of all benchmarks' differences, each in units of the median size of its benchmark's,
+    so that a noisy benchmark doesn't drown the quiet ones.
+
+    Exact when every difference has either sign with probability 1/2, independent of all others, however the sizes depend on each
+    other: units and ranks come from sizes alone. direction: 1 when the differences above 0 have the larger sum of ranks, -1 when
+    those below have it, else 0.
+    """
+    pooled = []
+    for differences in samples:
+        differences = numpy.asarray(differences, dtype=float)
+        unit = numpy.median(numpy.abs(differences))
+        pooled.append(differences / unit if unit > 0 else numpy.sign(differences))
+    values = numpy.concatenate(pooled)
+    sizes, ranks = numpy.abs(values), numpy.arange(1, len(values) + 1)
+    # Of equal sizes those that are counted come first: as with one sample, ties only make a shift harder to claim.
+    above = int(ranks[(values > 0)[numpy.lexsort((values <= 0, sizes))]].sum())
+    below = int(ranks[(values < 0)[numpy.lexsort((values >= 0, sizes))]].sum())
+    null = _signed_rank_null(len(values))
+    return min(1.0, 2 * null.at_most(null.size - max(above, below))), (above > below) - (above < below)
+
+
 def unpaired_shift(first, second, level: float) -> Shift:
     """The test of Mann and Whitney of two independent samples that are alike but for a shift."""
     first, second = numpy.asarray(first, dtype=float), numpy.asarray(second, dtype=float)

@@ -65,6 +65,14 @@ def test_measurements_fill_a_process():
         assert {run[2] for run in runs} == {expected}
 
 
+def test_benchmarks_of_one_process_share_the_draw_of_its_turn():
+    assert builds.make_judge(NAMES, builds.Settings()).drawn_apart
+    assert not builds.make_judge(NAMES, builds.Settings(benchmarks_per_process=2)).drawn_apart
+    runs, _ = interleaved(equal_times)
+    firsts = {name: [first[0] for first in runs[::2] if first[1] == (name,)] for name in NAMES}
+    assert firsts[NAMES[0]] != firsts[NAMES[1]], "each benchmark's order is drawn by itself"
+
+
 def test_decided_benchmarks_are_not_run_any_more():
     def times(side, measurements):
         return [(2.0 if side else 1.0)] * measurements

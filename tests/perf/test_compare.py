@@ -216,6 +216,7 @@ def test_self_test_writes_figures_and_checks_docs(tmp_path):
     equal, slowed = json.loads(out.read_text())["cases"]
     assert (equal["slow_down_percent"], equal["slower"], equal["faster"], equal["goal_met"]) == (0.0, 0, 0, True)
     assert (slowed["slow_down_percent"], slowed["slower"], slowed["goal_met"]) == (10.0, 1, True)
+    assert slowed["by_benchmark"][FAST]["slower"] == 1 and slowed["slower_together_only"] == 0 and list(equal["by_benchmark"]) == [FAST]
     text = docs.read_text()
     assert text.startswith("before\n<!-- self-test -->\nMeasured by") and text.endswith("<!-- /self-test -->\nafter\n")
     assert "| 10 % | 1 of 1 |" in text and "old" not in text

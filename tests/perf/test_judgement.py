@@ -47,6 +47,25 @@ def test_all_together_can_be_slower_where_no_benchmark_alone_shows_it():
     assert judge.together.verdict == SLOWER and judgement.overall(judge) == SLOWER
 
 
+@pytest.mark.parametrize("centre, width", [(-0.08, 0.3), (0.08, 0.6)])
+def test_all_together_differ_only_where_the_mean_says_so_too(centre, width):
+    """Three benchmarks surely take 0.4 % longer, too little to count; the mean is that of the wild one, which tells nothing."""
+    samples = {index: spread(0.004, 0.001, 20) for index in range(3)}
+    samples["wild"] = spread(centre, width, 20)
+    judge = judged(samples)
+    assert judge.together.p_adjusted < 0.001 and abs(judge.together.estimate) > judge.rules.threshold
+    assert judge.together.verdict == UNCLEAR and judgement.overall(judge) == UNCLEAR
+
+
+def test_benchmarks_that_share_a_draw_count_once():
+    samples = {index: spread(0.02, 0.05, 13) for index in range(10)}
+    alone = statistics.paired_shift(samples[0], 0.95).p
+    shared = Judge(list(samples), Rules(), drawn_apart=False)
+    shared.look(samples, last=True)
+    assert shared.together.p == pytest.approx(alone, rel=1e-9)
+    assert judged(samples).together.p < 1e-3 * alone
+
+
 def test_fewest_repetitions_can_reject():
     rules = Rules()
     for benchmarks in (1, 3, 20, 200):

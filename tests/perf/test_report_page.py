@@ -207,6 +207,22 @@ def test_machines_are_apart(tmp_path):
     }
 
 
+def test_cpus_of_one_name_are_told_apart_by_their_instruction_sets(tmp_path):
+    for number, isa in enumerate(("avx512", "avx2", "avx512")):
+        report_files.peers_file(tmp_path / f"{number}.json", number, isa=isa, parts=("attention",), gain=1 + 0.3 * number)
+    page = page_of(tmp_path)
+    panels = data_of(page)["ratios"]
+    assert [(panel["isa"], panel["threads"], panel["file"]) for panel in panels] == [
+        ("avx2", 1, "1.json"),
+        ("avx2", 2, "1.json"),
+        ("avx512", 1, "2.json"),
+        ("avx512", 2, "2.json"),
+    ]
+    means = [panel["mean"] for panel in panels]
+    lead = re.sub(r"<[^>]+>", "", re.search(r'<p class="lead">(.*?)</p>', page).group(1))
+    assert f"attention runs at {min(means):.2f}&times; to {max(means):.2f}&times; the best peer" in lead, lead
+
+
 def test_ratios_are_of_medians_to_the_best_peer(tmp_path):
     report_files.peers_file(tmp_path / "a.json", 0, parts=("attention",), threads=(1,))
     (panel,) = data_of(page_of(tmp_path))["ratios"]

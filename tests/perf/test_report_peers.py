@@ -235,6 +235,15 @@ def test_the_readme_shows_the_newest_results():
     assert checked.returncode == 0, checked.stderr
 
 
+def test_committed_results_are_named_by_their_instruction_set():
+    """Virtual machines call Zen 3 and Zen 4 alike: without it one's results would replace the other's."""
+    files = sorted((PEERS.parent / "results").glob("*.json"))
+    assert files
+    for path in files:
+        context = json.loads(path.read_text(encoding="utf-8"))["context"]
+        assert f"-{context['isa']}-" in path.name, path.name
+
+
 def check(folder):
     return subprocess.run(
         REPORT + ["--check", str(folder / "results"), str(folder / "README.md")], capture_output=True, text=True

@@ -85,6 +85,42 @@ def test_signed_rank_is_exact_under_random_order_whatever_the_machine_does(rando
     assert hits / 2000 <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 2000)
 
 
+@pytest.mark.parametrize("pairs", [1, 5, 13, 40])
+def test_pooled_test_of_one_benchmark_is_the_signed_rank_test(random, pairs):
+    for shift in (0.0, 0.7, -0.7):
+        for differences in (random.normal(shift, 1, pairs), random.integers(-2, 3, pairs) + numpy.sign(shift)):  # the latter have ties
+            p, direction = statistics.pooled_signed_rank([differences])
+            assert p == pytest.approx(statistics.paired_shift(differences, 0.95).p, rel=1e-9)
+            mirrored = statistics.pooled_signed_rank([-differences])
+            assert mirrored == (pytest.approx(p, rel=1e-9), -direction) and direction in (-1, 0, 1)
+    assert statistics.pooled_signed_rank([[0.3] * 12])[1] == 1
+    assert statistics.pooled_signed_rank([[0.0] * 12, [0.0] * 12]) == (1.0, 0)
+
+
+def test_pooled_test_does_not_depend_on_units(random):
+    samples = random.normal(1.0, 1, (3, 14))
+    scaled = samples * numpy.array([[1.0], [1e-6], [1e4]])
+    assert statistics.pooled_signed_rank(list(scaled)) == (pytest.approx(statistics.pooled_signed_rank(list(samples))[0], rel=1e-9), 1)
+
+
+def test_pooled_test_is_exact_under_random_order_whatever_the_machine_does(random):
+    """Four benchmarks with sizes as wild, as different and as dependent as they like: p <= 0.05 at most 5 % of the time."""
+    magnitudes = numpy.abs(numpy.cumsum(random.standard_cauchy((4, 13)), axis=None)).reshape(4, 13)
+    magnitudes *= numpy.array([[1.0], [1e3], [1e-3], [50.0]])
+    hits = sum(statistics.pooled_signed_rank(list(magnitudes * random.choice([-1, 1], (4, 13))))[0] <= 0.05 for _ in range(2000))
+    assert hits / 2000 <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 2000)
+
+
+def test_a_noisy_benchmark_does_not_drown_the_quiet_ones(random):
+    """A shift of 3 % in 13 repetitions of two quiet benchmarks and a wild one: found far more often than in their means."""
+    pooled = means = 0
+    for _ in range(200):
+        samples = 0.03 + random.normal(0, 1, (3, 13)) * numpy.array([[0.02], [0.02], [0.5]])
+        pooled += statistics.pooled_signed_rank(list(samples))[0] <= 0.002
+        means += statistics.paired_shift(samples.mean(axis=0), 0.95).p <= 0.002
+    assert pooled >= 80 and means <= 20, (pooled, means)
+
+
 def test_holm():
     assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert statistics.holm([0.5, 0.9]) == [1.0, 1.0]
