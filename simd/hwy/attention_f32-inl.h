@@ -134,10 +134,80 @@ struct Tile {
   size_t begin, end;
   const TileMask* mask;  // nullptr: every row sees every key, with the score as it is
   bool selects;          // V holds non-finite values, which must not reach rows that exclude their keys
-  bool prefetch;
+  Prefetch* prefetch;
   float* scores;      // [kKeyBlock][width]
   float* statistics;  // 3 * width floats: new maximum, sum, alpha
 };
+
+// Which vectors of a block's rows the keys of a tile are computed for: keys [start[j], start[j + 1]) for vectors j and up. On a
+// causal diagonal the earlier ones do not see the tile's last keys. What is left out keeps no trace: ApplyMask writes its
+// scores, and a weight of 0 adds nothing.
+template <int kVectors>
+struct Stairs {
+  size_t start[kVectors + 1];
+};
+
+// Stairs pay where a vector is a good part of a tile's keys.
+#if !HWY_HAVE_SCALABLE && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+constexpr bool kClimbsStairs = true;
+#else
+constexpr bool kClimbsStairs = false;
+#endif
+constexpr size_t kStairKeys = 8;  // a step is a multiple of this
+
+template <int kVectors>
+static Stairs<kVectors> FindStairs(const RowBlock& block, const Tile& tile) {
+  Stairs<kVectors> stairs;
+  stairs.start[0] = tile.begin;
+  for (int j = 1; j <= kVectors; ++j) stairs.start[j] = tile.end;
+  if (!kClimbsStairs || !tile.mask || !tile.mask->structural || tile.selects) return stairs;
+  const size_t lanes = hn::Lanes(FloatTag());
+  for (int j = kVectors - 1; j >= 1; --j) {
+    // The keys that vectors before j see end where those of their last row do.
+    const std::int64_t limit = std::int64_t{tile.mask->first_end} + block.query_offset[static_cast<size_t>(j) * lanes - 1];
+    const size_t after = stairs.start[j + 1];
+    const size_t seen =
+        limit <= static_cast<std::int64_t>(tile.begin) ? tile.begin : HWY_MIN(static_cast<size_t>(limit), after);
+    stairs.start[j] = after - (after - seen) / kStairKeys * kStairKeys;
+  }
+  // All vectors take part in the first keys, which begin or rescale the sums.
+  if (stairs.start[1] == tile.begin) stairs.start[1] += kStairKeys;
+  for (int j = 2; j < kVectors; ++j) stairs.start[j] = HWY_MAX(stairs.start[j], stairs.start[1]);
+  return stairs;
+}
+
+#if !HWY_HAVE_SCALABLE
+
+// The steps of a tile above the first: scores into `max` as ComputeScores does, and their share of the values.
+template <int kVectors, int kFirst = 1>
+HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile& tile, float* max) {
+  if constexpr (kFirst < kVectors) {
+    constexpr size_t column = kFirst * kFloatLanes, width = kVectors * kFloatLanes;
+    for (size_t key = stairs.start[kFirst]; key < stairs.start[kFirst + 1]; key += kStairKeys) {
+      ScoreTile<kStairKeys, kVectors - kFirst, kVectors>(Offset(tile.key, static_cast<std::ptrdiff_t>(key) * tile.key_stride),
+                                                         tile.key_stride, block.query + column, tile.head_dim,
+                                                         tile.scores + key * width + column, max + column);
+    }
+    ScoresOfStairs<kVectors, kFirst + 1>(stairs, block, tile, max);
+  }
+}
+
+template <int kVectors, int kFirst = 1>
+HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile& tile) {
+  if constexpr (kFirst < kVectors) {
+    constexpr size_t column = kFirst * kFloatLanes, width = kVectors * kFloatLanes;
+    const size_t key = stairs.start[kFirst], keys = stairs.start[kFirst + 1] - key;
+    if (keys > 0) {
+      AccumulateValues<kStairKeys, kVectors - kFirst, ValueMode::add, kVectors>(
+          {Offset(tile.value, static_cast<std::ptrdiff_t>(key) * tile.value_stride), tile.value_stride,
+           tile.scores + key * width + column, keys, block.sums + column, nullptr},
+          tile.value_dim);
+    }
+    ValuesOfStairs<kVectors, kFirst + 1>(stairs, block, tile);
+  }
+}
+
+#endif
 
 template <class Shape, int kVectors>
 static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
@@ -148,16 +218,17 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
   float* HWY_RESTRICT sum = max + width;
   float* HWY_RESTRICT alpha = sum + width;
   float* scores = tile.scores + tile.begin * width;
-  const size_t keys = tile.end - tile.begin;
+  const Stairs<kVectors> stairs = FindStairs<kVectors>(block, tile);
+  const size_t keys = stairs.start[1] - tile.begin;
   const float* key = Offset(tile.key, static_cast<std::ptrdiff_t>(tile.begin) * tile.key_stride);
   const float* value = Offset(tile.value, static_cast<std::ptrdiff_t>(tile.begin) * tile.value_stride);
 
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, max + j);
-  const Prefetch prefetch = {tile.prefetch, value, tile.value_stride, tile.value_dim};
   // With a mask the tiles' maximum counts for nothing: `sum` takes it, ApplyMask finds the right one.
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, sum + j);
   ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys,
-                                 prefetch);
+                                 *tile.prefetch);
+  if constexpr (kClimbsStairs) ScoresOfStairs<kVectors>(stairs, block, tile, sum);
   if (tile.mask) ApplyMask(*tile.mask, tile.scores, width, tile.begin, tile.end, max);
 
   bool same = true;
@@ -186,15 +257,19 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
   }
   switch (mode) {
     case ValueMode::overwrite:
-      return AccumulateValues<kRows, kVectors, ValueMode::overwrite>(
-          {value, tile.value_stride, scores, keys, block.sums, alpha}, tile.value_dim);
+      AccumulateValues<kRows, kVectors, ValueMode::overwrite>({value, tile.value_stride, scores, keys, block.sums, alpha},
+                                                              tile.value_dim);
+      break;
     case ValueMode::add:
-      return AccumulateValues<kRows, kVectors, ValueMode::add>({value, tile.value_stride, scores, keys, block.sums, alpha},
-                                                               tile.value_dim);
+      AccumulateValues<kRows, kVectors, ValueMode::add>({value, tile.value_stride, scores, keys, block.sums, alpha},
+                                                        tile.value_dim);
+      break;
     case ValueMode::scale:
-      return AccumulateValues<kRows, kVectors, ValueMode::scale>({value, tile.value_stride, scores, keys, block.sums, alpha},
-                                                                 tile.value_dim);
+      AccumulateValues<kRows, kVectors, ValueMode::scale>({value, tile.value_stride, scores, keys, block.sums, alpha},
+                                                          tile.value_dim);
+      break;
   }
+  if constexpr (kClimbsStairs) ValuesOfStairs<kVectors>(stairs, block, tile);
 }
 
 template <class Shape, int kVectors = Shape::kVectors>
@@ -327,7 +402,6 @@ class AttentionRun {
 
     TileMask mask;
     if (!mask_.ReadTile(block, key, tile.begin, tile.end, space_.mask, mask)) return false;
-    if (!block.started) FetchRows(block);
 
     tile.key = Offset(args_.key, static_cast<std::ptrdiff_t>(key) * args_.key_stride);
     tile.value = Offset(args_.value, static_cast<std::ptrdiff_t>(key) * args_.value_stride);
@@ -337,28 +411,32 @@ class AttentionRun {
     tile.value_dim = static_cast<size_t>(args_.value_dim);
     tile.mask = mask.Changes() ? &mask : nullptr;
     tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
-    tile.prefetch = first && fetch_;
+    Prefetch prefetch = RowsToFetch(block);
+    prefetch.keys_and_values = first && fetch_;
+    prefetch.value = Offset(tile.value, static_cast<std::ptrdiff_t>(tile.begin) * tile.value_stride);
+    prefetch.value_stride = tile.value_stride;
+    prefetch.value_dim = tile.value_dim;
+    tile.prefetch = &prefetch;
     tile.scores = space_.scores;
     tile.statistics = space_.statistics;
     ComputeTileOfWidth<Shape>(block, tile);
     return true;
   }
 
-  // Asks for the memory that a block's end and its successor's start will touch: else these transposes wait for it row by row.
-  void FetchRows(const RowBlock& block) const {
-    const RowMap<const float> query = {args_.query, args_.query_stride, args_.query_head_stride, args_.group};
-    const RowMap<float> out = {args_.out, args_.out_stride, args_.out_head_stride, args_.group};
-    for (size_t lane = 0; lane < block.rows; ++lane) {
-      const std::int64_t row = block.first_row + static_cast<std::int64_t>(lane);
-      if (!args_.partial) {
-        const float* to = out.At(row);
-        for (std::int64_t e = 0; e < args_.value_dim; e += 16) __builtin_prefetch(to + e, 1, 2);
-      }
-      if (row + rows_ahead_ < args_.row_end) {
-        const float* from = query.At(row + rows_ahead_);
-        for (std::int64_t d = 0; d < args_.head_dim; d += 16) __builtin_prefetch(from + d, 0, 2);
-      }
+  // The memory that a block's end and its successor's start will touch, asked for in the block's first tile.
+  Prefetch RowsToFetch(const RowBlock& block) const {
+    Prefetch prefetch = {};
+    if (block.started) return prefetch;
+    const std::int64_t rows = static_cast<std::int64_t>(block.rows);
+    prefetch.query = {args_.query, args_.query_stride, args_.query_head_stride, args_.group};
+    prefetch.query_row = block.first_row + rows_ahead_;
+    prefetch.query_end = HWY_MIN(prefetch.query_row + rows, args_.row_end);
+    if (!args_.partial) {
+      prefetch.out = {args_.out, args_.out_stride, args_.out_head_stride, args_.group};
+      prefetch.out_row = block.first_row;
+      prefetch.out_end = block.first_row + rows;
     }
+    return prefetch;
   }
 
   bool ValuesNotFinite(std::int64_t key, std::int64_t end) {

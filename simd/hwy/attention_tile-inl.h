@@ -14,6 +14,7 @@
 
 #include "simd/hwy/compat.h"
 #include "simd/hwy/exp2-inl.h"
+#include "simd/hwy/row_map-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
@@ -21,12 +22,36 @@ namespace {
 
 enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O + PV
 
-// What is worth fetching while a score tile is computed: the values of the same keys, and the keys after them.
+// What is worth fetching while scores are computed, a little with each tile: a burst would fill the core's queue of misses and
+// hold up the tiles' own loads.
 struct Prefetch {
-  bool wanted;
+  // The values of the same keys, and the keys after them.
+  bool keys_and_values;
   const float* value;
   std::ptrdiff_t value_stride;
   size_t value_dim;
+  // Rows of queries for a later row block, and rows of results for this one: those transposes would wait for them row by row.
+  RowMap<const float> query;
+  RowMap<float> out;
+  std::int64_t query_row, query_end, out_row, out_end;
+
+  // With `count` keys' tile.
+  HWY_INLINE void Fetch(const float* next_key, std::ptrdiff_t key_stride, size_t head_dim, size_t count) {
+    if (keys_and_values) {
+      PrefetchRows(value, value_stride, count, value_dim);
+      PrefetchRows(next_key, key_stride, count, head_dim);
+      value = Offset(value, static_cast<std::ptrdiff_t>(count) * value_stride);
+    }
+    const std::int64_t rows = static_cast<std::int64_t>(count + 1) / 2;
+    for (const std::int64_t end = HWY_MIN(query_end, query_row + rows); query_row < end; ++query_row) {
+      const float* row = query.At(query_row);
+      for (size_t d = 0; d < head_dim; d += 16) __builtin_prefetch(row + d, 0, 2);
+    }
+    for (const std::int64_t end = HWY_MIN(out_end, out_row + rows); out_row < end; ++out_row) {
+      const float* row = out.At(out_row);
+      for (size_t e = 0; e < value_dim; e += 16) __builtin_prefetch(row + e, 1, 2);
+    }
+  }
 };
 
 #if HWY_HAVE_SCALABLE
@@ -168,11 +193,12 @@ HWY_INLINE void InTurns(size_t count, const Step& step) {
   for (; count > 0; --count) step();
 }
 
-template <int kRows, int kVectors>
+// kBlockVectors above kVectors: the tile covers the last vectors of a wider block.
+template <int kRows, int kVectors, int kBlockVectors = kVectors>
 static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t key_stride, const float* HWY_RESTRICT query,
                                    size_t head_dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max) {
   const FloatTag df;
-  constexpr size_t width = kVectors * kFloatLanes;
+  constexpr size_t width = kBlockVectors * kFloatLanes;
   Floats sum[kRows][kVectors];
   POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(df);
   size_t d = 0;
@@ -195,12 +221,12 @@ static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t
   }
 }
 
-template <int kRows, int kVectors, ValueMode kMode>
+template <int kRows, int kVectors, ValueMode kMode, int kBlockVectors = kVectors>
 static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
                                    const float* HWY_RESTRICT weights, size_t keys, float* HWY_RESTRICT sums,
                                    const float* HWY_RESTRICT alpha) {
   const FloatTag df;
-  constexpr size_t width = kVectors * kFloatLanes;
+  constexpr size_t width = kBlockVectors * kFloatLanes;
   Floats sum[kRows][kVectors];
   POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) {
     const float* old = sums + i * width + j * kFloatLanes;
@@ -258,17 +284,12 @@ struct ScoreRows {
 
 // The scores of `keys` keys, and the rows' maximum in `max` (which starts at what it held, and never is NaN).
 template <int kRows, int kVectors>
-HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, const Prefetch& prefetch) {
+HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, Prefetch& prefetch) {
   const size_t width = kVectors * hn::Lanes(FloatTag());
-  const float* value = prefetch.value;
   while (keys > 0) {
     const size_t rows = NextRows<kRows>(keys);
     const float* next_key = Offset(tile.key, static_cast<std::ptrdiff_t>(rows) * tile.key_stride);
-    if (prefetch.wanted) {
-      PrefetchRows(value, prefetch.value_stride, rows, prefetch.value_dim);
-      PrefetchRows(next_key, tile.key_stride, rows, tile.head_dim);
-      value = Offset(value, static_cast<std::ptrdiff_t>(rows) * prefetch.value_stride);
-    }
+    prefetch.Fetch(next_key, tile.key_stride, tile.head_dim, rows);
     WithRows<kRows>(rows, tile);
     tile.key = next_key;
     tile.scores += rows * width;
@@ -276,7 +297,7 @@ HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, const Prefe
   }
 }
 
-template <int kVectors, ValueMode kMode>
+template <int kVectors, ValueMode kMode, int kBlockVectors = kVectors>
 struct ValueRows {
   const float* value;
   std::ptrdiff_t value_stride;
@@ -286,13 +307,17 @@ struct ValueRows {
   const float* alpha;
   template <int kRows>
   HWY_INLINE void Run() const {
+#if HWY_HAVE_SCALABLE
     ValueTile<kRows, kVectors, kMode>(value, value_stride, weights, keys, sums, alpha);
+#else
+    ValueTile<kRows, kVectors, kMode, kBlockVectors>(value, value_stride, weights, keys, sums, alpha);
+#endif
   }
 };
 
-template <int kRows, int kVectors, ValueMode kMode>
-HWY_INLINE void AccumulateValues(ValueRows<kVectors, kMode> tile, size_t value_dim) {
-  const size_t width = kVectors * hn::Lanes(FloatTag());
+template <int kRows, int kVectors, ValueMode kMode, int kBlockVectors = kVectors>
+HWY_INLINE void AccumulateValues(ValueRows<kVectors, kMode, kBlockVectors> tile, size_t value_dim) {
+  const size_t width = kBlockVectors * hn::Lanes(FloatTag());
   while (value_dim > 0) {
     const size_t rows = NextRows<kRows>(value_dim);
     WithRows<kRows>(rows, tile);

@@ -68,6 +68,12 @@ static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_
     const float* row[kRowsAtOnce];
     for (size_t i = 0; i < kRowsAtOnce; ++i) row[i] = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + i), last));
     float* HWY_RESTRICT out = to + lane;
+    if (kScale && lane + kRowsAtOnce < rows) {  // the next rows: no hardware follows so many short streams
+      for (size_t i = 0; i < kRowsAtOnce; ++i) {
+        const float* next = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + kRowsAtOnce + i), last));
+        for (size_t d = 0; d < columns; d += 16) __builtin_prefetch(next + d, 0, 3);
+      }
+    }
     size_t column = 0;
     for (; column + 4 <= columns; column += 4) {
       Block a = LoadRows(tag, row, 0, column);
