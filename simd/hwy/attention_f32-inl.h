@@ -134,9 +134,9 @@ struct Tile {
   size_t begin, end;
   const TileMask* mask;  // nullptr: every row sees every key, with the score as it is
   bool selects;          // V holds non-finite values, which must not reach rows that exclude their keys
-  Prefetch* prefetch;
-  float* scores;      // [kKeyBlock][width]
-  float* statistics;  // 3 * width floats: new maximum, sum, alpha
+  Prefetch* prefetch;    // nullptr: nothing to fetch
+  float* scores;         // [kKeyBlock][width]
+  float* statistics;     // 3 * width floats: new maximum, sum, alpha
 };
 
 // Which vectors of a block's rows the keys of a tile are computed for: keys [start[j], start[j + 1]) for vectors j and up. On a
@@ -227,7 +227,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
   // With a mask the tiles' maximum counts for nothing: `sum` takes it, ApplyMask finds the right one.
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, sum + j);
   ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys,
-                                 *tile.prefetch);
+                                 tile.prefetch);
   if constexpr (kClimbsStairs) ScoresOfStairs<kVectors>(stairs, block, tile, sum);
   if (tile.mask) ApplyMask(*tile.mask, tile.scores, width, tile.begin, tile.end, max);
 
@@ -319,14 +319,15 @@ static size_t NextBlockRows(std::int64_t left, size_t lanes) {
 }
 
 template <class Shape>
-static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, float scale, RowBlock& block) {
+static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, float scale, bool fetches_rows, RowBlock& block) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
   block.first_row = first_row;
   block.rows = NextBlockRows<Shape>(args.row_end - first_row, lanes);
   block.width = (block.rows + lanes - 1) / lanes * lanes;
   const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
-  RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query);
+  RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query,
+                    fetches_rows);
   PlaceRows(args, block);
   ForgetKeys(block);
 }
@@ -343,11 +344,12 @@ class AttentionRun {
   void Rows() {
     const float scale = ScaleInLog2Units(args_.scale);
     const std::int64_t bytes = (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * 4;
+    fetches_rows_ = args_.row_end - args_.row_begin > static_cast<std::int64_t>(Shape::kVectors * hn::Lanes(FloatTag()));
     for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
       fetch_ = row == args_.row_begin || bytes > kCachedBytes;
       size_t count = 0;
       for (; count < kQueryBlocks && row < args_.row_end; ++count) {
-        StartBlock<Shape>(args_, row, scale, space_.blocks[count]);
+        StartBlock<Shape>(args_, row, scale, fetches_rows_, space_.blocks[count]);
         row += static_cast<std::int64_t>(space_.blocks[count].rows);
       }
       rows_ahead_ = row - space_.blocks[0].first_row;
@@ -411,12 +413,14 @@ class AttentionRun {
     tile.value_dim = static_cast<size_t>(args_.value_dim);
     tile.mask = mask.Changes() ? &mask : nullptr;
     tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
-    Prefetch prefetch = RowsToFetch(block);
+    Prefetch prefetch;
     prefetch.keys_and_values = first && fetch_;
-    prefetch.value = Offset(tile.value, static_cast<std::ptrdiff_t>(tile.begin) * tile.value_stride);
+    const bool fetches_rows = fetches_rows_ && !block.started;
+    tile.prefetch = prefetch.keys_and_values || fetches_rows ? &prefetch : nullptr;
     prefetch.value_stride = tile.value_stride;
     prefetch.value_dim = tile.value_dim;
-    tile.prefetch = &prefetch;
+    prefetch.value = Offset(tile.value, static_cast<std::ptrdiff_t>(tile.begin) * tile.value_stride);
+    if (fetches_rows) SetRowsToFetch(block, prefetch);
     tile.scores = space_.scores;
     tile.statistics = space_.statistics;
     ComputeTileOfWidth<Shape>(block, tile);
@@ -424,19 +428,15 @@ class AttentionRun {
   }
 
   // The memory that a block's end and its successor's start will touch, asked for in the block's first tile.
-  Prefetch RowsToFetch(const RowBlock& block) const {
-    Prefetch prefetch = {};
-    if (block.started) return prefetch;
+  void SetRowsToFetch(const RowBlock& block, Prefetch& prefetch) const {
     const std::int64_t rows = static_cast<std::int64_t>(block.rows);
     prefetch.query = {args_.query, args_.query_stride, args_.query_head_stride, args_.group};
     prefetch.query_row = block.first_row + rows_ahead_;
     prefetch.query_end = HWY_MIN(prefetch.query_row + rows, args_.row_end);
-    if (!args_.partial) {
-      prefetch.out = {args_.out, args_.out_stride, args_.out_head_stride, args_.group};
-      prefetch.out_row = block.first_row;
-      prefetch.out_end = block.first_row + rows;
-    }
-    return prefetch;
+    if (args_.partial) return;
+    prefetch.out = {args_.out, args_.out_stride, args_.out_head_stride, args_.group};
+    prefetch.out_row = block.first_row;
+    prefetch.out_end = block.first_row + rows;
   }
 
   bool ValuesNotFinite(std::int64_t key, std::int64_t end) {
@@ -453,6 +453,7 @@ class AttentionRun {
   const AttentionF32Args& args_;
   MaskReader mask_;
   bool fetch_ = true;
+  bool fetches_rows_ = false;  // a single block's rows are as soon there without
   bool looks_at_values_ = false;
   std::int64_t rows_ahead_ = 0;
   Workspace space_;

@@ -25,17 +25,16 @@ enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O
 // What is worth fetching while scores are computed, a little with each tile: a burst would fill the core's queue of misses and
 // hold up the tiles' own loads.
 struct Prefetch {
-  // The values of the same keys, and the keys after them.
-  bool keys_and_values;
+  bool keys_and_values;  // the values of the same keys, and the keys after them
   const float* value;
   std::ptrdiff_t value_stride;
   size_t value_dim;
   // Rows of queries for a later row block, and rows of results for this one: those transposes would wait for them row by row.
   RowMap<const float> query;
   RowMap<float> out;
-  std::int64_t query_row, query_end, out_row, out_end;
+  std::int64_t query_row = 0, query_end = 0, out_row = 0, out_end = 0;
 
-  // With `count` keys' tile.
+  // With the tile of `count` keys that ends at `next_key`.
   HWY_INLINE void Fetch(const float* next_key, std::ptrdiff_t key_stride, size_t head_dim, size_t count) {
     if (keys_and_values) {
       PrefetchRows(value, value_stride, count, value_dim);
@@ -284,12 +283,12 @@ struct ScoreRows {
 
 // The scores of `keys` keys, and the rows' maximum in `max` (which starts at what it held, and never is NaN).
 template <int kRows, int kVectors>
-HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, Prefetch& prefetch) {
+HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, Prefetch* prefetch) {
   const size_t width = kVectors * hn::Lanes(FloatTag());
   while (keys > 0) {
     const size_t rows = NextRows<kRows>(keys);
     const float* next_key = Offset(tile.key, static_cast<std::ptrdiff_t>(rows) * tile.key_stride);
-    prefetch.Fetch(next_key, tile.key_stride, tile.head_dim, rows);
+    if (prefetch) prefetch->Fetch(next_key, tile.key_stride, tile.head_dim, rows);
     WithRows<kRows>(rows, tile);
     tile.key = next_key;
     tile.scores += rows * width;

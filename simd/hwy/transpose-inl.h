@@ -60,7 +60,7 @@ HWY_INLINE void TransposeQuarters(BlockTag tag, Block& a, Block& b, Block& c, Bl
 // are, so that any 4-byte payload goes through.
 template <bool kScale>
 static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_t first, size_t rows, size_t width,
-                                     size_t columns, float factor, float* HWY_RESTRICT to) {
+                                     size_t columns, float factor, float* HWY_RESTRICT to, bool fetches_next = false) {
   const BlockTag tag;
   const Block scale = hn::Set(tag, factor);
   const std::int64_t last = first + static_cast<std::int64_t>(rows) - 1;
@@ -68,7 +68,7 @@ static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_
     const float* row[kRowsAtOnce];
     for (size_t i = 0; i < kRowsAtOnce; ++i) row[i] = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + i), last));
     float* HWY_RESTRICT out = to + lane;
-    if (kScale && lane + kRowsAtOnce < rows) {  // the next rows: no hardware follows so many short streams
+    if (kScale && fetches_next && lane + kRowsAtOnce < rows) {  // the next rows: no hardware follows so many short streams
       for (size_t i = 0; i < kRowsAtOnce; ++i) {
         const float* next = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + kRowsAtOnce + i), last));
         for (size_t d = 0; d < columns; d += 16) __builtin_prefetch(next + d, 0, 3);
