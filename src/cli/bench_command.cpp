@@ -89,7 +89,7 @@ void check_dtype(const std::string& wanted) {
 std::vector<BenchWorkload> chosen_workloads(const Options& options) {
   check_dtype(options.dtype);
   const bool without_value = options.causal.empty() || options.causal == "true";  // what --causal alone leaves
-  const Causal causal = !options.is_causal ? Causal::none : without_value ? Causal::top_left : parse_causal(options.causal);
+  const Causal causal = !options.is_causal ? Causal::none : without_value ? Causal::bottom_right : parse_causal(options.causal);
   const Mask window = parse_window(options.window);
   if (options.shapes.empty() && (options.is_causal || !options.window.empty() || options.key_lengths)) {
     throw UsageError("--causal, --window and --key-lengths belong to --shape; a named workload has its own mask");
@@ -290,7 +290,8 @@ Command add_bench(CLI::App& parent) {
       ->allow_extra_args(false)
       ->type_name("SIZES");
   CLI::Option* const causal =
-      app->add_option("--causal", options->causal, "For --shape: top-left (what --causal alone means) or bottom-right")
+      app->add_option("--causal", options->causal,
+                      "For --shape: bottom-right (what --causal alone means: the last query sees every key) or top-left")
           ->expected(0, 1)
           ->type_name("[WHERE]");
   app->add_option("--window", options->window, "For --shape: LEFT,RIGHT keys around the diagonal; -1 for no limit")

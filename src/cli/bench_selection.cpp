@@ -104,8 +104,8 @@ BenchWorkload workload_of_shape(const std::string& shape, Causal causal, const M
   attention.window_right = window.window_right;
   attention.padded = key_lengths;
   // The name tells the mask too: two masks on one shape are two benchmarks.
-  if (causal == Causal::top_left) attention.name += ",causal";
-  if (causal == Causal::bottom_right) attention.name += ",causal=bottom-right";
+  if (causal == Causal::bottom_right) attention.name += ",causal";
+  if (causal == Causal::top_left) attention.name += ",causal=top-left";
   if (window.window_left != Mask::unbounded || window.window_right != Mask::unbounded)
     attention.name += fmt::format(",window={}:{}", window.window_left, window.window_right);
   if (key_lengths) attention.name += ",key-lengths";

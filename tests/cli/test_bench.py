@@ -134,20 +134,20 @@ class ResultsTest(BenchTest):
         lines, _ = self.bench("--shape", "t=9,d=8", "--window", "9223372036854775807,9223372036854775807", "--threads", 1)
         self.assertEqual([line.split()[0] for line in lines], ["shape"])
 
-    def test_causal_alone_is_top_left(self):
+    def test_causal_alone_is_bottom_right(self):
         def name(*causal):
             _, document = self.bench("--shape", "t=4,s=9,d=8", *causal, "--threads", 1)
             return document["benchmarks"][0]["name"], document["benchmarks"][0]["GFLOP/s"] * document["benchmarks"][0]["real_time"]
 
         plain, plain_work = name()
         alone, alone_work = name("--causal")
-        self.assertEqual(name("--causal", "top-left")[0], alone)
-        self.assertEqual(name("--causal=top-left")[0], alone)
-        bottom_right, bottom_right_work = name("--causal=bottom-right")
-        self.assertEqual(len({plain, alone, bottom_right}), 3)
+        self.assertEqual(name("--causal", "bottom-right")[0], alone)
+        self.assertEqual(name("--causal=bottom-right")[0], alone)
+        top_left, top_left_work = name("--causal=top-left")
+        self.assertEqual(len({plain, alone, top_left}), 3)
         # Pairs of query and key: 4 x 9; 1 + 2 + 3 + 4; 6 + 7 + 8 + 9.
-        self.assertAlmostEqual(alone_work / plain_work, 10 / 36, places=6)
-        self.assertAlmostEqual(bottom_right_work / plain_work, 30 / 36, places=6)
+        self.assertAlmostEqual(top_left_work / plain_work, 10 / 36, places=6)
+        self.assertAlmostEqual(alone_work / plain_work, 30 / 36, places=6)
 
     def test_layers_and_encoders(self):
         lines, document = self.bench("layer/minilm-b1-l16", "encoder/minilm-b1-l16", "--threads", 1)
