@@ -10,6 +10,8 @@
 // Whatever a row excludes, a key whose score is -inf included, does not influence it, NaN and infinite values least of all.
 //
 // Keys are cut into blocks at multiples of the kernel's key_block, counted from key 0; blocks are taken in ascending order.
+//
+// Keys may lie in pages, as caches keep them. Where a key lies never changes a bit: blocks are cut by the keys' numbers alone.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +28,15 @@ struct AttentionF32Args {
   std::ptrdiff_t key_stride = 0;
   const float* value = nullptr;
   std::ptrdiff_t value_stride = 0;
+  // Where it is not null, key and value are, and key s lies at pages[s / page_keys - first_page] + key_in_page + (s %
+  // page_keys)
+  // * key_stride, its value likewise. Every page of the keys from key_begin to what is read of key_end is in the table; one
+  // address may stand in several of its places.
+  const void* const* pages = nullptr;
+  std::int64_t first_page = 0;
+  std::int64_t page_keys = 0;
+  std::ptrdiff_t key_in_page = 0;
+  std::ptrdiff_t value_in_page = 0;
 
   std::int64_t group = 1;      // query heads that share this kv head
   std::int64_t row_begin = 0;  // rows [row_begin, row_end) of query_length * group

@@ -24,6 +24,7 @@
 #include "simd/hwy/attention_tile-inl.h"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/exp2-inl.h"
+#include "simd/hwy/key_run-inl.h"
 #include "simd/hwy/scratch.h"
 #include "simd/hwy/transpose-inl.h"
 
@@ -137,7 +138,50 @@ struct Tile {
   Prefetch* prefetch;    // nullptr: nothing to fetch
   float* scores;         // [kKeyBlock][width]
   float* statistics;     // 3 * width floats: new maximum, sum, alpha
+  // Where the tile's keys lie in several pages: the call whose keys they are, and the block's first. key and value then count
+  // for nothing.
+  const AttentionF32Args* apart;
+  std::int64_t first_key;
 };
+
+// A tile whose keys lie in several pages, a run of keys at a time: every score and every sum is one chain over the same numbers
+// in the same order.
+template <int kRows, int kVectors>
+static HWY_NOINLINE void ScoresOfRuns(const RowBlock& block, const Tile& tile, float* max) {
+  const size_t width = kVectors * hn::Lanes(FloatTag());
+  const std::int64_t end = tile.first_key + static_cast<std::int64_t>(tile.end);
+  for (size_t key = tile.begin; key < tile.end;) {
+    const auto run = RunOfKeys<float>(*tile.apart, tile.first_key + static_cast<std::int64_t>(key), end);
+    const size_t keys = static_cast<size_t>(run.count);
+    ComputeScores<kRows, kVectors>({run.key, tile.key_stride, block.query, tile.head_dim, tile.scores + key * width, max}, keys,
+                                   nullptr);
+    key += keys;
+  }
+}
+
+template <int kRows, int kVectors>
+static HWY_NOINLINE void ValuesOfRuns(const RowBlock& block, const Tile& tile, ValueMode mode, const float* alpha) {
+  const size_t width = kVectors * hn::Lanes(FloatTag());
+  const std::int64_t end = tile.first_key + static_cast<std::int64_t>(tile.end);
+  for (size_t key = tile.begin; key < tile.end; mode = ValueMode::add) {
+    const auto run = RunOfKeys<float>(*tile.apart, tile.first_key + static_cast<std::int64_t>(key), end);
+    const size_t keys = static_cast<size_t>(run.count);
+    const float* weights = tile.scores + key * width;
+    if (HWY_UNLIKELY(tile.selects)) {
+      AccumulateSelectedValues(run.value, tile.value_stride, weights, keys, width, tile.value_dim, mode, alpha, block.sums);
+    } else if (mode == ValueMode::overwrite) {
+      AccumulateValues<kRows, kVectors, ValueMode::overwrite>({run.value, tile.value_stride, weights, keys, block.sums, alpha},
+                                                              tile.value_dim);
+    } else if (mode == ValueMode::add) {
+      AccumulateValues<kRows, kVectors, ValueMode::add>({run.value, tile.value_stride, weights, keys, block.sums, alpha},
+                                                        tile.value_dim);
+    } else {
+      AccumulateValues<kRows, kVectors, ValueMode::scale>({run.value, tile.value_stride, weights, keys, block.sums, alpha},
+                                                          tile.value_dim);
+    }
+    key += keys;
+  }
+}
 
 // Which vectors of a block's rows the keys of a tile are computed for: keys [start[j], start[j + 1]) for vectors j and up. On a
 // causal diagonal the earlier ones do not see the tile's last keys. What is left out keeps no trace: ApplyMask writes its
@@ -160,7 +204,7 @@ static Stairs<kVectors> FindStairs(const RowBlock& block, const Tile& tile) {
   Stairs<kVectors> stairs;
   stairs.start[0] = tile.begin;
   for (int j = 1; j <= kVectors; ++j) stairs.start[j] = tile.end;
-  if (!kClimbsStairs || !tile.mask || !tile.mask->structural || tile.selects) return stairs;
+  if (!kClimbsStairs || !tile.mask || !tile.mask->structural || tile.selects || tile.apart) return stairs;
   const size_t lanes = hn::Lanes(FloatTag());
   for (int j = kVectors - 1; j >= 1; --j) {
     // The keys that vectors before j see end where those of their last row do.
@@ -226,8 +270,12 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, max + j);
   // With a mask the tiles' maximum counts for nothing: `sum` takes it, ApplyMask finds the right one.
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, sum + j);
-  ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys,
-                                 tile.prefetch);
+  if (HWY_UNLIKELY(tile.apart != nullptr)) {
+    ScoresOfRuns<kRows, kVectors>(block, tile, tile.mask ? sum : max);
+  } else {
+    ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys,
+                                   tile.prefetch);
+  }
   if constexpr (kClimbsStairs) ScoresOfStairs<kVectors>(stairs, block, tile, sum);
   if (tile.mask) ApplyMask(*tile.mask, tile.scores, width, tile.begin, tile.end, max);
 
@@ -252,6 +300,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
 
   const ValueMode mode = !block.started ? ValueMode::overwrite : same ? ValueMode::add : ValueMode::scale;
   block.started = true;
+  if (HWY_UNLIKELY(tile.apart != nullptr)) return ValuesOfRuns<kRows, kVectors>(block, tile, mode, alpha);
   if (HWY_UNLIKELY(tile.selects)) {
     return AccumulateSelectedValues(value, tile.value_stride, scores, keys, width, tile.value_dim, mode, alpha, block.sums);
   }
@@ -405,8 +454,11 @@ class AttentionRun {
     TileMask mask;
     if (!mask_.ReadTile(block, key, tile.begin, tile.end, space_.mask, mask)) return false;
 
-    tile.key = Offset(args_.key, static_cast<std::ptrdiff_t>(key) * args_.key_stride);
-    tile.value = Offset(args_.value, static_cast<std::ptrdiff_t>(key) * args_.value_stride);
+    const auto run = RunOfKeys<float>(args_, key + seen_begin, key + seen_end);
+    tile.key = Offset(run.key, -static_cast<std::ptrdiff_t>(seen_begin) * args_.key_stride);
+    tile.value = Offset(run.value, -static_cast<std::ptrdiff_t>(seen_begin) * args_.value_stride);
+    tile.apart = run.count < seen_end - seen_begin ? &args_ : nullptr;
+    tile.first_key = key;
     tile.key_stride = args_.key_stride;
     tile.value_stride = args_.value_stride;
     tile.head_dim = static_cast<size_t>(args_.head_dim);
@@ -419,7 +471,7 @@ class AttentionRun {
     tile.prefetch = prefetch.keys_and_values || fetches_rows ? &prefetch : nullptr;
     prefetch.value_stride = tile.value_stride;
     prefetch.value_dim = tile.value_dim;
-    prefetch.value = Offset(tile.value, static_cast<std::ptrdiff_t>(tile.begin) * tile.value_stride);
+    prefetch.value = run.value;
     if (fetches_rows) SetRowsToFetch(block, prefetch);
     tile.scores = space_.scores;
     tile.statistics = space_.statistics;
@@ -442,10 +494,7 @@ class AttentionRun {
   bool ValuesNotFinite(std::int64_t key, std::int64_t end) {
     ValueState& state = space_.value_states[(key - args_.key_begin) / static_cast<std::int64_t>(kKeyBlock)];
     if (state == ValueState::unknown) {
-      const float* value = Offset(args_.value, static_cast<std::ptrdiff_t>(key) * args_.value_stride);
-      state = HoldsNonFinite(value, args_.value_stride, static_cast<size_t>(end - key), static_cast<size_t>(args_.value_dim))
-                  ? ValueState::not_finite
-                  : ValueState::finite;
+      state = HoldsNonFinite<float>(args_, key, end) ? ValueState::not_finite : ValueState::finite;
     }
     return state == ValueState::not_finite;
   }

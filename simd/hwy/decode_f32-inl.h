@@ -37,7 +37,7 @@ static HWY_NOINLINE void AddSelectedValues(const ValueRun& run) {
       std::uint32_t bits;
       __builtin_memcpy(&bits, weight, sizeof(bits));
       if (bits == 0x80000000u) continue;
-      const float* value = Offset(run.value, static_cast<std::ptrdiff_t>(run.keys[i]) * run.value_stride) + e;
+      const float* value = run.value.Row(run.keys[i]) + e;
       const Floats v = e + lanes <= run.columns ? hn::LoadU(df, value) : LoadPartial(df, value, run.columns - e);
       sum = hn::MulAdd(hn::Set(df, *weight), v, sum);
     }
@@ -131,6 +131,8 @@ class DecodeRun {
     bias_ = carver.Take<float>(kDecodeKeyBlock);
     excluded_ = carver.Take<std::int32_t>(kDecodeKeyBlock);
     order_ = carver.Take<std::uint16_t>(kDecodeKeyBlock + kSpareKeys);
+    key_rows_ = carver.Take<const float*>(kDecodeKeyBlock);
+    value_rows_ = carver.Take<const float*>(kDecodeKeyBlock);
     return carver.used();
   }
 
@@ -184,8 +186,9 @@ class DecodeRun {
     const KeySpan span = {begin, end, begin / lanes * lanes, (end + lanes - 1) / lanes * lanes};
     KeyOrder order = {kOrderOfWholeBlock.keys, kDecodeKeyBlock};
     if (!kShortRows && end - begin < kDecodeKeyBlock) order = {order_, OrderKeys(begin, end, order_)};
-    const float* key = Offset(args.key, static_cast<std::ptrdiff_t>(first_key) * args.key_stride);
-    const float* value = Offset(args.value, static_cast<std::ptrdiff_t>(first_key) * args.value_stride);
+    const auto first_run = RunOfKeys<float>(args, first_key, first_key + static_cast<std::int64_t>(end));
+    BlockRows key = {first_run.key, args.key_stride, nullptr}, value = {first_run.value, args.value_stride, nullptr};
+    if (HWY_UNLIKELY(first_run.count < static_cast<std::int64_t>(end))) FindRows(args, first_key, end, key, value);
     if constexpr (kShortRows) {
       ComputeShortScores(args, key, value, end);
     } else {
@@ -196,8 +199,8 @@ class DecodeRun {
     for (size_t i = 0; i < rows_; ++i) ApplyRowMask(args, i, first_key, span, old_shift);
     const size_t columns = static_cast<size_t>(args.value_dim);
     const bool selects =
-        HWY_UNLIKELY(looks_at_values_) && HoldsNonFinite(Offset(value, static_cast<std::ptrdiff_t>(begin) * args.value_stride),
-                                                         args.value_stride, end - begin, columns);
+        HWY_UNLIKELY(looks_at_values_) &&
+        HoldsNonFinite<float>(args, first_key + static_cast<std::int64_t>(begin), first_key + static_cast<std::int64_t>(end));
     float alpha[kRows];
     ComputeAlpha(old_shift, alpha);
     for (size_t i = 0; i < rows_; ++i) {
@@ -209,13 +212,13 @@ class DecodeRun {
       }
     }
     if constexpr (kShortRows) {
-      if (HWY_LIKELY(!selects)) return AddValuesOfShortRows(args, key, value, end, alpha);
+      if (HWY_LIKELY(!selects)) return AddValuesOfShortRows(args, key, first_key, end, alpha);
       order = {order_, OrderKeys(begin, end, order_)};
     }
     for (size_t i = 0; i < rows_; ++i) {
       if (alpha[i] != 1.0f) ScaleSums(alpha[i], sums_ + i * sum_floats_);
     }
-    ValueRun run = {value, args.value_stride, order.keys, order.count, scores_, sums_, sum_floats_, columns};
+    ValueRun run = {value, order.keys, order.count, scores_, sums_, sum_floats_, columns};
     if (HWY_LIKELY(!selects)) return AddValuesOfOrder(run);
     for (size_t i = 0; i < rows_; ++i) {
       AddSelectedValues(run);
@@ -224,9 +227,26 @@ class DecodeRun {
     }
   }
 
-  void ComputeScores(const AttentionF32Args& args, const float* key, const KeyOrder& order) {
-    const ScoreTile tile = {key,    args.key_stride, order.keys, query_, query_floats_, static_cast<size_t>(args.head_dim),
-                            scores_};
+  // Of a block whose keys lie in several pages: where each of them is.
+  HWY_NOINLINE void FindRows(const AttentionF32Args& args, std::int64_t first_key, size_t keys, BlockRows& key,
+                             BlockRows& value) {
+    for (size_t i = 0; i < keys;) {
+      const auto run =
+          RunOfKeys<float>(args, first_key + static_cast<std::int64_t>(i), first_key + static_cast<std::int64_t>(keys));
+      const float *key_row = run.key, *value_row = run.value;
+      for (const size_t run_end = i + static_cast<size_t>(run.count); i < run_end; ++i) {
+        key_rows_[i] = key_row;
+        value_rows_[i] = value_row;
+        key_row = Offset(key_row, args.key_stride);
+        value_row = Offset(value_row, args.value_stride);
+      }
+    }
+    key.apart = key_rows_;
+    value.apart = value_rows_;
+  }
+
+  void ComputeScores(const AttentionF32Args& args, const BlockRows& key, const KeyOrder& order) {
+    const ScoreTile tile = {key, order.keys, query_, query_floats_, static_cast<size_t>(args.head_dim), scores_};
     if (rows_ >= DecodeLimits::kRows) {
       ScoresOfOrder<DecodeLimits::ScoreKeys(DecodeLimits::kRows)>(tile, order.count, rows_);
     } else {
@@ -234,7 +254,7 @@ class DecodeRun {
     }
   }
 
-  void ComputeShortScores(const AttentionF32Args& args, const float* key, const float* value, size_t keys) {
+  void ComputeShortScores(const AttentionF32Args& args, const BlockRows& key, const BlockRows& value, size_t keys) {
     ScoreQuad quad;
     quad.query = query_;
     quad.query_floats = query_floats_;
@@ -243,23 +263,29 @@ class DecodeRun {
       // The last keys of a block that isn't whole: the same four-key tile, so that a key's score has the same bits in any
       // block.
       for (size_t j = 0; j < 4; ++j) {
-        quad.key[j] = Offset(key, static_cast<std::ptrdiff_t>(HWY_MIN(i + j, keys - 1)) * args.key_stride);
+        quad.key[j] = key.Row(HWY_MIN(i + j, keys - 1));
       }
-      if (keys == kShortRowBlock) {
-        PrefetchRows(Offset(value, static_cast<std::ptrdiff_t>(i) * args.value_stride), args.value_stride, 4,
-                     static_cast<size_t>(args.value_dim));
-      }
+      if (keys == kShortRowBlock) PrefetchRows(value.Row(i), args.value_stride, 4, static_cast<size_t>(args.value_dim));
       quad.scores = scores_ + i;
       ScoresOfShortRows(quad, rows_);
     }
   }
 
-  void AddValuesOfShortRows(const AttentionF32Args& args, const float* key, const float* value, size_t keys,
+  void AddValuesOfShortRows(const AttentionF32Args& args, const BlockRows& key, std::int64_t first_key, size_t keys,
                             const float* alpha) {
-    ValueStrip strip = {value, args.value_stride, keys,    scores_,         alpha,
-                        sums_, sum_floats_,       nullptr, args.key_stride, static_cast<size_t>(args.head_dim)};
-    if (keys == kShortRowBlock) strip.next_key = Offset(key, static_cast<std::ptrdiff_t>(kShortRowBlock) * args.key_stride);
-    AddShortValues(strip, rows_, static_cast<size_t>(args.value_dim));
+    static constexpr float kOnes[kRows] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    for (size_t done = 0; done < keys; alpha = kOnes) {
+      const auto run =
+          RunOfKeys<float>(args, first_key + static_cast<std::int64_t>(done), first_key + static_cast<std::int64_t>(keys));
+      const size_t count = static_cast<size_t>(run.count);
+      ValueStrip strip = {run.value, args.value_stride, count,   scores_ + done,  alpha,
+                          sums_,     sum_floats_,       nullptr, args.key_stride, static_cast<size_t>(args.head_dim)};
+      if (count == kShortRowBlock) {
+        strip.next_key = Offset(key.first, static_cast<std::ptrdiff_t>(kShortRowBlock) * args.key_stride);
+      }
+      AddShortValues(strip, rows_, static_cast<size_t>(args.value_dim));
+      done += count;
+    }
   }
 
   void ScaleSums(float alpha, float* HWY_RESTRICT sums) {
@@ -367,6 +393,9 @@ class DecodeRun {
   float* bias_ = nullptr;             // [kDecodeKeyBlock]
   std::int32_t* excluded_ = nullptr;  // [kDecodeKeyBlock]
   std::uint16_t* order_ = nullptr;    // [kDecodeKeyBlock + kSpareKeys]
+  // [kDecodeKeyBlock], of a block whose keys lie in several pages.
+  const float** key_rows_ = nullptr;
+  const float** value_rows_ = nullptr;
   float shift_[kRows] = {};
   std::int64_t query_of_row_[kRows] = {}, head_of_row_[kRows] = {};
 };

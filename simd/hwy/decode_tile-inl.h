@@ -71,10 +71,27 @@ HWY_INLINE void StoreFourSums(FloatTag df, Floats a, Floats b, Floats c, Floats 
 #endif
 }
 
+// Rows of a block of keys, or of their values: `stride` apart, or where pages put them.
+struct BlockRows {
+  const float* first;  // of key 0 of the block
+  std::ptrdiff_t stride;
+  const float* const* apart;  // of each key of the block; nullptr: one stride serves them
+
+  // The rows of the keys keys[0] .. keys[kKeys - 1].
+  template <size_t kKeys>
+  HWY_INLINE void Find(const std::uint16_t* HWY_RESTRICT keys, const float* (&rows)[kKeys]) const {
+    if (HWY_LIKELY(apart == nullptr)) {
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) rows[i] = Offset(first, static_cast<std::ptrdiff_t>(keys[i]) * stride);
+    } else {
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) rows[i] = apart[keys[i]];
+    }
+  }
+  const float* Row(size_t key) const { return apart ? apart[key] : Offset(first, static_cast<std::ptrdiff_t>(key) * stride); }
+};
+
 // A few keys' scores.
 struct ScoreTile {
-  const float* key;  // of key 0 of the block
-  std::ptrdiff_t key_stride;
+  BlockRows key;
   const std::uint16_t* keys;  // the tile's
   const float* query;         // rows of query_floats floats, scaled, padded with zeros to whole vectors
   size_t query_floats;
@@ -84,8 +101,7 @@ struct ScoreTile {
 
 // Some keys' weighted values.
 struct ValueRun {
-  const float* value;  // of key 0 of the block
-  std::ptrdiff_t value_stride;
+  BlockRows value;
   const std::uint16_t* keys;
   size_t key_count;
   const float* weights;  // rows of kDecodeKeyBlock floats
@@ -108,7 +124,7 @@ static HWY_NOINLINE void ScoresOfKeys(const ScoreTile& tile) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
   const float* key[4];
-  for (size_t i = 0; i < 4; ++i) key[i] = Offset(tile.key, static_cast<std::ptrdiff_t>(tile.keys[i]) * tile.key_stride);
+  tile.key.Find(tile.keys, key);
   Floats a = hn::Zero(df), b = a, c = a, e = a;
   for (size_t d = 0; d < tile.head_dim; d += lanes) {
     const auto valid = hn::FirstN(df, tile.head_dim - d);
@@ -130,9 +146,9 @@ static HWY_NOINLINE void AddValues(const ValueRun& run) {
   const size_t lanes = hn::Lanes(df);
   const std::uint16_t* HWY_RESTRICT keys = run.keys;
   for (size_t i = 0; i + kKeys <= run.key_count; i += kKeys, keys += kKeys) {
-    const float* value[4];
+    const float* value[kKeys];
     Floats weight0 = hn::Set(df, run.weights[keys[0]]), weight1 = weight0, weight2 = weight0, weight3 = weight0;
-    for (size_t k = 0; k < kKeys; ++k) value[k] = Offset(run.value, static_cast<std::ptrdiff_t>(keys[k]) * run.value_stride);
+    run.value.Find(keys, value);
     if (kKeys == 4) {
       weight1 = hn::Set(df, run.weights[keys[1]]);
       weight2 = hn::Set(df, run.weights[keys[2]]);
@@ -142,7 +158,7 @@ static HWY_NOINLINE void AddValues(const ValueRun& run) {
       const auto valid = hn::FirstN(df, run.columns - e);
       Floats sum = hn::Load(df, run.sums + e);
       sum = hn::MulAdd(weight0, hn::MaskedLoad(valid, df, value[0] + e), sum);
-      if (kKeys == 4) {
+      if constexpr (kKeys == 4) {
         sum = hn::MulAdd(weight1, hn::MaskedLoad(valid, df, value[1] + e), sum);
         sum = hn::MulAdd(weight2, hn::MaskedLoad(valid, df, value[2] + e), sum);
         sum = hn::MulAdd(weight3, hn::MaskedLoad(valid, df, value[3] + e), sum);
@@ -173,8 +189,7 @@ static HWY_NOINLINE void ScoresOfKeys(const ScoreTile& tile) {
   POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] =
       hn::Zero(df);
   const float* key[kKeys];
-  POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) key[i] =
-      Offset(tile.key, static_cast<std::ptrdiff_t>(tile.keys[i]) * tile.key_stride);
+  tile.key.Find(tile.keys, key);
   const float* HWY_RESTRICT query = tile.query;
   const size_t query_floats = tile.query_floats, head_dim = tile.head_dim;
   size_t d = 0;
@@ -220,8 +235,8 @@ static HWY_NOINLINE void AddValues(const ValueRun& run) {
   for (size_t i = 0; i + kKeys <= run.key_count; i += kKeys, keys += kKeys) {
     const float* value[kKeys];
     Floats weight[kRows][kKeys];
+    run.value.Find(keys, value);
     POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) {
-      value[k] = Offset(run.value, static_cast<std::ptrdiff_t>(keys[k]) * run.value_stride);
       const float* HWY_RESTRICT from = run.weights + keys[k];
       POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) weight[row][k] = hn::Set(df, from[row * kDecodeKeyBlock]);
     }

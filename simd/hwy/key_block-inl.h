@@ -2,6 +2,7 @@
 #pragma once
 
 #include "simd/hwy/compat.h"
+#include "simd/hwy/key_run-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
@@ -58,6 +59,19 @@ static HWY_NOINLINE bool HoldsNonFinite(const float* HWY_RESTRICT values, std::p
   }
   if (max_of_rest >= first_non_finite) return true;
   return !hn::AllFalse(di, hn::Gt(max, hn::Set(di, first_non_finite - 1)));
+}
+
+// Of the values of keys [first, end), which are of T.
+template <class T>
+static bool HoldsNonFinite(const AttentionF32Args& args, std::int64_t first, std::int64_t end) {
+  while (first < end) {
+    const KeyRun<T> run = RunOfKeys<T>(args, first, end);
+    if (HoldsNonFinite(run.value, args.value_stride, static_cast<size_t>(run.count), static_cast<size_t>(args.value_dim))) {
+      return true;
+    }
+    first += run.count;
+  }
+  return false;
 }
 
 }  // namespace

@@ -15,6 +15,18 @@ std::size_t scratch_bytes(std::int64_t, std::int64_t value_dim, std::int64_t key
   return static_cast<std::size_t>(key_count + value_dim) * sizeof(double);
 }
 
+// Where key s and its value lie.
+const float* row_of_key(const AttentionF32Args& args, std::int64_t s) {
+  if (args.pages == nullptr) return at(args.key, args.key_stride * s);
+  const void* const page = args.pages[s / args.page_keys - args.first_page];
+  return static_cast<const float*>(at(page, args.key_in_page + args.key_stride * (s % args.page_keys)));
+}
+const float* row_of_value(const AttentionF32Args& args, std::int64_t s) {
+  if (args.pages == nullptr) return at(args.value, args.value_stride * s);
+  const void* const page = args.pages[s / args.page_keys - args.first_page];
+  return static_cast<const float*>(at(page, args.value_in_page + args.value_stride * (s % args.page_keys)));
+}
+
 // The score of query t of head g of the group and key s, in natural-log units; -inf where the key is not allowed.
 double score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
   if (args.visible_begin != AttentionF32Args::unbounded_begin && s < t + args.visible_begin) return -kInfinity;
@@ -30,7 +42,7 @@ double score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, st
     if (bias == -kInfinity) return -kInfinity;
   }
   const float* query = at(args.query, args.query_stride * t + args.query_head_stride * g);
-  const float* key = at(args.key, args.key_stride * s);
+  const float* key = row_of_key(args, s);
   double dot = 0.0;
   for (std::int64_t d = 0; d < args.head_dim; ++d) dot += static_cast<double>(query[d]) * static_cast<double>(key[d]);
   double score = args.scale * dot;
@@ -96,7 +108,7 @@ POLYHEAD_NOINLINE void attend_rows(const AttentionF32Args& args) {
       if (score == -kInfinity) continue;
       const double weight = exp(score - shift);
       denominator += weight;
-      const float* value = at(args.value, args.value_stride * s);
+      const float* value = row_of_value(args, s);
       for (std::int64_t e = 0; e < args.value_dim; ++e) sums[e] += weight * static_cast<double>(value[e]);
     }
 

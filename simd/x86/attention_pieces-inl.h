@@ -2,6 +2,7 @@
 #pragma once
 
 #include "simd/contract/attention.hpp"
+#include "simd/hwy/key_run-inl.h"
 #include "simd/hwy/row_map-inl.h"
 #include "simd/hwy/transpose-inl.h"
 #include "simd/x86/bf16_pieces-inl.h"
@@ -36,18 +37,40 @@ static HWY_NOINLINE void PackQuery(const AttentionF32Args& args, std::int64_t fi
   PackLanes<kPieces>(lanes_of_rows, head_dim, keep, to);
 }
 
+// The rows of `count` keys (at most 32) and their values one after another, where pages have them apart: `to` has room for 32
+// of each.
+static HWY_NOINLINE KeyRun<float> GatherKeys(const AttentionF32Args& args, std::int64_t first_key, size_t count, float* to) {
+  const size_t head_dim = static_cast<size_t>(args.head_dim), value_dim = static_cast<size_t>(args.value_dim);
+  float* const values = to + 32 * head_dim;
+  for (size_t i = 0; i < count; ++i) {
+    const std::int64_t key = first_key + static_cast<std::int64_t>(i);
+    const auto row = RunOfKeys<float>(args, key, key + 1);
+    __builtin_memcpy(to + i * head_dim, row.key, head_dim * sizeof(float));
+    __builtin_memcpy(values + i * value_dim, row.value, value_dim * sizeof(float));
+  }
+  return {to, values, static_cast<std::int64_t>(count)};
+}
+
 // A group of `count` keys (at most 32; the others become 0) as tiles of A: K [2 tiles of 16 keys][ceil(D / 32)] PieceTiles, and
-// V' [tiles of 16 value columns] PieceTiles. Returns a bit for each key that pieces cannot stand for: both its rows become 0.
+// V' [tiles of 16 value columns] PieceTiles. `gathered` has room for 32 keys and values. Returns a bit for each key that pieces
+// cannot stand for: both its rows become 0.
 template <size_t kPieces>
-static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::int64_t first_key, size_t count,
+static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::int64_t first_key, size_t count, float* gathered,
                                            float* lanes_of_rows, std::int32_t* keep, unsigned char* keys, unsigned char* values,
                                            size_t value_tiles) {
   const FloatTag df;
   const IntTag di;
   const size_t lanes = hn::Lanes(df), head_dim = static_cast<size_t>(args.head_dim);
   const size_t value_dim = static_cast<size_t>(args.value_dim);
-  const RowMap<const float> value = {args.value, args.value_stride, 0, 1};
-  RowsToLanes<false>(value, first_key, count, 32, value_dim, 1.0f, lanes_of_rows);
+  auto run = RunOfKeys<float>(args, first_key, first_key + static_cast<std::int64_t>(count));
+  std::ptrdiff_t key_stride = args.key_stride, value_stride = args.value_stride;
+  if (HWY_UNLIKELY(run.count < static_cast<std::int64_t>(count))) {
+    run = GatherKeys(args, first_key, count, gathered);
+    key_stride = args.head_dim * static_cast<std::ptrdiff_t>(sizeof(float));
+    value_stride = args.value_dim * static_cast<std::ptrdiff_t>(sizeof(float));
+  }
+  const RowMap<const float> value = {run.value, value_stride, 0, 1};
+  RowsToLanes<false>(value, 0, count, 32, value_dim, 1.0f, lanes_of_rows);
   for (size_t j = 0; j < 32; j += lanes) {
     Ints largest = hn::Zero(di);
     for (size_t e = 0; e < value_dim; ++e) largest = hn::Max(largest, MagnitudeBits(hn::Load(df, lanes_of_rows + e * 32 + j)));
@@ -58,9 +81,8 @@ static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::in
   }
 
   std::uint32_t out_of_range = 0;
-  const float* const first_row = Offset(args.key, static_cast<std::ptrdiff_t>(first_key) * args.key_stride);
-  const float* row = first_row;
-  for (size_t i = 0; i < kDepth; ++i, row = Offset(row, args.key_stride)) {
+  const float* row = run.key;
+  for (size_t i = 0; i < kDepth; ++i, row = Offset(row, key_stride)) {
     if (i >= count) {
       keep[i] = 0;
     } else if (keep[i] == 0 || LargestMagnitudeBits(row, head_dim) > kLargestFactor) {
@@ -68,7 +90,7 @@ static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::in
       out_of_range |= std::uint32_t{1} << i;
     }
   }
-  PackRows<kPieces>(first_row, args.key_stride, count, keep, head_dim, keys);
+  PackRows<kPieces>(run.key, key_stride, count, keep, head_dim, keys);
 
   for (size_t e = 0; e < value_tiles * kTileRows; ++e) {
     unsigned char* tile = values + e / kTileRows * kPieceTileBytes<kPieces> + e % kTileRows * kTileRowBytes;

@@ -89,6 +89,7 @@ struct TileWorkspace {
   StepBuffers sets[2];
   unsigned char *keys, *values;  // [group] as PackKeys leaves them
   std::uint32_t* out_of_range;   // [group]: a bit a key
+  float* gathered;               // [32][D] and [32][E]: a group's keys and values where pages have them apart
   float* lanes_of_rows;          // [max(D, E)][32]
   std::int32_t* keep;            // [32]
   float *max, *sum;              // [32]
@@ -117,6 +118,7 @@ struct TileWorkspace {
     keys = carver.Take<unsigned char>(groups * sizes.KeyBytes());
     values = carver.Take<unsigned char>(groups * sizes.ValueBytes());
     out_of_range = carver.Take<std::uint32_t>(groups);
+    gathered = carver.Take<float>(static_cast<size_t>(head_dim + value_dim) * kGroupKeys);
     lanes_of_rows = carver.Take<float>(static_cast<size_t>(HWY_MAX(head_dim, value_dim)) * kBlockRows);
     keep = carver.Take<std::int32_t>(kBlockRows);
     max = carver.Take<float>(kBlockRows);
@@ -243,9 +245,9 @@ class TileAttentionRun {
     for (; chunk + static_cast<std::int64_t>(packed_ * kGroupKeys) < end; ++packed_) {
       const std::int64_t key = chunk + static_cast<std::int64_t>(packed_ * kGroupKeys);
       const size_t count = static_cast<size_t>(HWY_MIN(args_.key_end - key, static_cast<std::int64_t>(kGroupKeys)));
-      space_.out_of_range[packed_] =
-          PackKeys<kPieces>(args_, key, count, space_.lanes_of_rows, space_.keep, space_.keys + packed_ * sizes_.KeyBytes(),
-                            space_.values + packed_ * sizes_.ValueBytes(), 2 * sizes_.value_pairs);
+      space_.out_of_range[packed_] = PackKeys<kPieces>(args_, key, count, space_.gathered, space_.lanes_of_rows, space_.keep,
+                                                       space_.keys + packed_ * sizes_.KeyBytes(),
+                                                       space_.values + packed_ * sizes_.ValueBytes(), 2 * sizes_.value_pairs);
     }
   }
 

@@ -518,6 +518,75 @@ TEST_P(AttentionKernelTest, SplitsMergeToTheSameAnswer) {
   expect_right(empty, empty.run_split(kernel(), merge(), block), std::string(kernel().name) + " split, empty rows");
 }
 
+// Where keys lie changes no bit: whole, in pages of any size, split at pages or not, with masks and with NaN that is not seen.
+TEST_P(AttentionKernelTest, KeysInPagesGiveTheSameBits) {
+  const std::int64_t block = kernel().key_block;
+  const auto compare = [&](AttentionProblem& problem, const std::string& what) {
+    const AttentionProblem::Result whole = problem.run(kernel());
+    const AttentionProblem::Result split = problem.run_split(kernel(), merge(), block);
+    expect_right(problem, whole, what);
+    for (const std::int64_t page_keys : {std::int64_t{1}, std::int64_t{3}, std::int64_t{16}, std::int64_t{50},
+                                         std::int64_t{128}, block, block + 1, 9 * block}) {
+      problem.put_in_pages(page_keys);
+      const std::string where = what + ", " + problem.shape.text() + ", pages of " + std::to_string(page_keys);
+      const AttentionProblem::Result paged = problem.run(kernel()), paged_split = problem.run_split(kernel(), merge(), block);
+      problem.pages.reset();
+      expect_same_bits(paged.out, whole.out, where);
+      expect_same_bits(paged.lse, whole.lse, where + ", lse");
+      expect_same_bits(paged_split.out, split.out, where + ", split");
+    }
+  };
+  for (const std::int64_t keys : {std::int64_t{1}, std::int64_t{37}, block, 2 * block + 70}) {
+    for (const std::int64_t queries : {1, 3, 40}) {
+      for (const std::int64_t head_dim : {5, 64}) {  // both ways through a block that decode_f32 has
+        AttentionProblem problem({queries, 2, keys, head_dim, head_dim + 1, 0.2}, 2450);
+        compare(problem, kernel().name);
+        problem.shape.visible_begin = keys - queries - 20;
+        problem.shape.visible_end = keys - queries + 1;
+        compare(problem, std::string(kernel().name) + " with a window");
+      }
+    }
+  }
+  for (const std::int64_t head_dim : {9, 56}) {
+    AttentionProblem problem({6, 2, 2 * block + 9, head_dim, head_dim}, 2451);
+    problem.mask.emplace(problem.shape, true, false, true);
+    problem.bias.emplace(problem.shape, false, true, true);
+    for (std::int64_t s = 0; s < problem.shape.keys; ++s) {
+      for (std::int64_t g = 0; g < 2; ++g) problem.bias->at(0, g, s) = 0.01f * static_cast<float>(s % 19);
+      for (std::int64_t t = 0; t < 6; ++t) problem.mask->at(t, 0, s) = s % 7 != 3;
+      if (s % 7 == 3) problem.value_at(s, 2) = kNaN;
+    }
+    problem.give_alibi(2452, 0.0f, 0.1f, 2 * block);
+    problem.give_sinks(2453, -1.0f, 1.0f);
+    problem.softcap = 5.0;
+    compare(problem, std::string(kernel().name) + " with everything");
+  }
+}
+
+// A ring of one page that the table names again and again: the same bits for rows that see nothing that was overwritten.
+TEST_P(AttentionKernelTest, KeysInARingGiveTheSameBits) {
+  const std::int64_t block = kernel().key_block;
+  for (const std::int64_t head_dim : {5, 64}) {
+    for (const std::int64_t queries : {1, 5, 40}) {
+      for (const std::int64_t page_keys : {std::int64_t{45}, std::int64_t{64}, std::int64_t{100}, block, block + 3}) {
+        for (const std::int64_t keys : {page_keys, page_keys + 1, 3 * block + 2, 9 * block}) {
+          if (keys < page_keys) continue;
+          AttentionProblem problem({queries, 1, keys, head_dim, head_dim, 0.2}, 2470);
+          problem.shape.visible_end = keys - queries + 1;
+          problem.shape.visible_begin = keys - page_keys;  // the first row sees the oldest key that is left
+          const AttentionProblem::Result whole = problem.run(kernel());
+          problem.put_in_pages(page_keys, true);
+          problem.pages->first_page = std::max(keys - page_keys - 2 * block, std::int64_t{0}) / page_keys;
+          const AttentionProblem::Result ring = problem.run(kernel(), 0, problem.shape.rows(), true, keys - page_keys);
+          const std::string where = problem.shape.text() + ", ring of " + std::to_string(page_keys);
+          expect_same_bits(ring.out, whole.out, where);
+          expect_same_bits(ring.lse, whole.lse, where + ", lse");
+        }
+      }
+    }
+  }
+}
+
 TEST_P(AttentionKernelTest, NoKeysGiveZeros) {
   AttentionProblem problem({19, 2, 8, 5, 7}, 2400);
   problem.shape.keys = 0;

@@ -200,7 +200,42 @@ class AttentionProblem {
     args.alibi_offset = alibi_offset;
     args.sink = sinks ? sinks->data() : nullptr;
     args.sink_stride = 4;
+    if (pages) pages->give(args);
     return args;
+  }
+
+  // The keys and values again, in pages: what a call reads from then on. As a ring, all pages are one, so that only the last
+  // `page_keys` keys are left.
+  void put_in_pages(std::int64_t page_keys, bool ring = false) {
+    const std::int64_t key_pitch = shape.head_dim + 3, value_pitch = shape.value_dim + 5, front = 7;
+    Pages& made = pages.emplace();
+    made.page_keys = page_keys;
+    made.key_in_page = front * 4;
+    made.value_in_page = (front + page_keys * key_pitch) * 4;
+    made.key_stride = key_pitch * 4;
+    made.value_stride = value_pitch * 4;
+    const std::int64_t count = (shape.keys + page_keys - 1) / page_keys;
+    // Pages are made last first, so that they do not follow one another in memory. What is behind the last key is NaN.
+    for (std::int64_t page = ring ? 0 : count - 1; page >= 0; --page) {
+      const std::int64_t last_key = page_keys * value_pitch - 5;
+      made.memory.push_back(
+          std::make_unique<Guarded<float>>(static_cast<std::size_t>(front + page_keys * key_pitch + last_key)));
+      Guarded<float>& memory = *made.memory.back();
+      for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = kNaN;
+    }
+    for (std::int64_t page = 0; page < count; ++page) {
+      Guarded<float>& memory = *made.memory[static_cast<std::size_t>(ring ? 0 : count - 1 - page)];
+      made.table.push_back(memory.data());
+      for (std::int64_t s = page * page_keys; s < std::min(shape.keys, (page + 1) * page_keys); ++s) {
+        const std::int64_t place = s - page * page_keys;
+        for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+          memory[static_cast<std::size_t>(front + place * key_pitch + d)] = key_at(s, d);
+        }
+        for (std::int64_t e = 0; e < shape.value_dim; ++e) {
+          memory[static_cast<std::size_t>(front + page_keys * key_pitch + place * value_pitch + e)] = value_at(s, e);
+        }
+      }
+    }
   }
 
   void give_alibi(std::uint32_t seed, float low, float high, std::int64_t offset) {
@@ -213,12 +248,14 @@ class AttentionProblem {
     sinks->fill_random(seed, low, high);
   }
 
-  // Runs rows [row_begin, row_end) and returns just these.
-  Result run(const simd::AttentionKernel& kernel, std::int64_t row_begin, std::int64_t row_end, bool with_lse = true) {
+  // Runs rows [row_begin, row_end) and returns just these; the first key is rounded down to the kernel's blocks.
+  Result run(const simd::AttentionKernel& kernel, std::int64_t row_begin, std::int64_t row_end, bool with_lse = true,
+             std::int64_t first_key = 0) {
     Guarded<float> out(out_layout.count);
     Guarded<float> lse(static_cast<std::size_t>(shape.rows()));
     Guarded<unsigned char> scratch(kernel.scratch_bytes(shape.head_dim, shape.value_dim, shape.keys), 64);
     simd::AttentionF32Args args = arguments(row_begin, row_end);
+    args.key_begin = first_key / kernel.key_block * kernel.key_block;
     args.out = out.data();
     args.out_stride = out_layout.stride;
     args.out_head_stride = out_layout.head_stride;
@@ -300,9 +337,29 @@ class AttentionProblem {
     }
   }
 
+  struct Pages {
+    std::int64_t page_keys;
+    std::ptrdiff_t key_in_page, value_in_page, key_stride, value_stride;
+    std::vector<std::unique_ptr<Guarded<float>>> memory;
+    std::vector<const void*> table;
+    std::int64_t first_page = 0;  // of the table that calls are given
+
+    void give(simd::AttentionF32Args& args) const {
+      args.key = args.value = nullptr;
+      args.pages = table.data() + first_page;
+      args.first_page = first_page;
+      args.page_keys = page_keys;
+      args.key_in_page = key_in_page;
+      args.value_in_page = value_in_page;
+      args.key_stride = key_stride;
+      args.value_stride = value_stride;
+    }
+  };
+
   AttentionShape shape;
   RowLayout query_layout, out_layout;
   Guarded<float> query, key, value;
+  std::optional<Pages> pages;
   std::optional<Broadcast<std::uint8_t>> mask;
   std::optional<Broadcast<float>> bias;
   double softcap = 0;
