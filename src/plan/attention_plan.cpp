@@ -174,15 +174,16 @@ void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch)
 
   const AttentionShape own = own_shape(operands, batch);
   const AttentionChoice choice = choose_attention(own, operands.mask, length_invariant_, precision_, kernels_);
-  const std::int64_t splits = split_count(choice, own.key_length);
-  if (splits == 1 || splits > cut_.splits) {
+  const SplitRange range = split_range(choice, operands, batch);
+  const std::int64_t splits = range.count;
+  if (!range.apart || cut_.splits == 1 || splits > cut_.splits) {
     if (split == 0) run_rows(choice, operands, batch, kv_head, begin, end, scratch);
     return;
   }
   if (split >= splits) return;
   auto* partials = reinterpret_cast<float*>(run.workspace + partials_offset_);
   const auto first = static_cast<std::size_t>(row_piece_index * cut_.splits);
-  run_rows_of_split(choice, operands, batch, kv_head, begin, end, split,
+  run_rows_of_split(choice, operands, batch, kv_head, begin, end, range.first + split,
                     partials + (first + static_cast<std::size_t>(split)) * partial_stride_, scratch);
   // Whoever finishes a row piece's last split merges them all, in ascending order of keys: no node of its own, no waiting.
   auto* counters = reinterpret_cast<std::atomic<std::int32_t>*>(run.workspace + counters_offset_);

@@ -36,9 +36,17 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch,
   args.query = at(o.query, batch * o.query_strides[0] + head * o.query_strides[1]);
   args.query_stride = o.query_strides[2];
   args.query_head_stride = o.query_strides[1];
-  args.key = at(o.key, batch * o.key_strides[0] + kv_head * o.key_strides[1]);
+  if (o.pages) {
+    args.pages = o.pages[batch].table;
+    args.first_page = o.pages[batch].first_page;
+    args.page_keys = o.page_keys;
+    args.key_in_page = kv_head * o.key_strides[1];
+    args.value_in_page = o.value_in_page + kv_head * o.value_strides[1];
+  } else {
+    args.key = at(o.key, batch * o.key_strides[0] + kv_head * o.key_strides[1]);
+    args.value = at(o.value, batch * o.value_strides[0] + kv_head * o.value_strides[1]);
+  }
   args.key_stride = o.key_strides[2];
-  args.value = at(o.value, batch * o.value_strides[0] + kv_head * o.value_strides[1]);
   args.value_stride = o.value_strides[2];
   args.group = group;
   args.head_dim = o.shape.head_dim;
@@ -136,6 +144,11 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
   return choice;
 }
 
+std::int64_t lasting_key_length(std::int64_t kept) {
+  // Keys are counted from the start of the split in which the first one lies; and the choice is that for long sequences.
+  return std::max(round_up(kept, keys_per_split) + keys_per_split, long_keys);
+}
+
 AttentionShape own_shape(const AttentionOperands& o, std::int64_t batch) {
   AttentionShape shape = o.shape;
   if (o.mask.has_key_lengths) shape.key_length = o.key_lengths[batch];
@@ -168,6 +181,17 @@ KeyRange key_range(const AttentionOperands& o, std::int64_t batch, std::int64_t 
 std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length) {
   if (choice.key_split == 0 || key_length <= choice.key_split) return 1;
   return divide_up(key_length, choice.key_split);
+}
+
+SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch) {
+  // The number of splits comes from the row's own key length, so that a row has the same bits in any batch.
+  SplitRange range;
+  const std::int64_t all = split_count(choice, own_shape(o, batch).key_length);
+  if (all == 1) return range;
+  range.apart = true;
+  if (o.pages) range.first = std::min(o.pages[batch].first_key / choice.key_split, all - 1);
+  range.count = all - range.first;
+  return range;
 }
 
 std::size_t partial_floats(const AttentionShape& shape, std::int64_t rows) {
@@ -270,9 +294,9 @@ void merge_rows(const AttentionChoice& choice, const AttentionOperands& o, std::
 void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head,
               std::int64_t row_begin, std::int64_t row_end, void* scratch) {
   if (row_begin >= row_end) return;
-  // The number of splits comes from the row's own key length, so that a row has the same bits in any batch.
-  const std::int64_t splits = split_count(choice, own_shape(o, batch).key_length);
-  if (splits > 1) {
+  const SplitRange range = split_range(choice, o, batch);
+  if (range.apart) {
+    const std::int64_t splits = range.count;
     const std::size_t stride = partial_floats(o.shape, row_end - row_begin);
     char* memory = static_cast<char*>(scratch);
     auto* partials = reinterpret_cast<float**>(memory);
@@ -280,7 +304,7 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
     void* kernel_scratch = sums + static_cast<std::size_t>(splits) * stride;
     for (std::int64_t split = 0; split < splits; ++split) {
       partials[split] = sums + static_cast<std::size_t>(split) * stride;
-      run_rows_of_split(choice, o, batch, kv_head, row_begin, row_end, split, partials[split], kernel_scratch);
+      run_rows_of_split(choice, o, batch, kv_head, row_begin, row_end, range.first + split, partials[split], kernel_scratch);
     }
     merge_rows(choice, o, batch, kv_head, row_begin, row_end, partials, splits);
     return;

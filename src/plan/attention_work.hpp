@@ -36,6 +36,9 @@ constexpr std::int64_t long_keys = 4096;
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels);
 
+// The key length of a plan that serves a sequence without end of which the last `kept` keys are there.
+std::int64_t lasting_key_length(std::int64_t kept);
+
 // What is added to or hides single scores: strides in bytes over [batch, head, query, key], 0 where broadcast; null where there
 // is no such part.
 struct ScoreOperands {
@@ -45,6 +48,13 @@ struct ScoreOperands {
   const float* alibi_slopes = nullptr;  // [heads]
   const float* sink = nullptr;          // [heads]
   std::ptrdiff_t alibi_stride = 0, sink_stride = 0;
+};
+
+// The keys of one batch item where they lie in pages, as a cache keeps them; see simd::AttentionF32Args.
+struct KeyPages {
+  const void* const* table = nullptr;  // [pages], from first_page on
+  std::int64_t first_page = 0;
+  std::int64_t first_key = 0;  // keys before it are gone; no row may see one
 };
 
 // One run's operands, resolved and checked: strides in bytes, [0] batch, [1] head, [2] position; the last dimension is
@@ -62,6 +72,11 @@ struct AttentionOperands {
   std::ptrdiff_t query_strides[3] = {}, key_strides[3] = {}, value_strides[3] = {}, out_strides[3] = {}, lse_strides[3] = {};
   const std::int64_t* key_lengths = nullptr;  // [batch], exactly when mask.has_key_lengths
   const std::int64_t* offsets = nullptr;      // [batch], exactly when mask.has_offsets
+  // [batch] where keys and values lie in pages of page_keys keys, else null. Then key and value are null, a head's first key in
+  // a page is at head * key_strides[1], its first value at value_in_page + head * value_strides[1], and [0] has no meaning.
+  const KeyPages* pages = nullptr;
+  std::int64_t page_keys = 0;
+  std::ptrdiff_t value_in_page = 0;
   ScoreOperands scores;
 };
 
@@ -96,6 +111,14 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& operands, 
 
 // The number of key splits of a run: the same for every row, so empty ones are possible.
 std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length);
+
+// The splits that a batch item's rows are computed in: all of them but those whose keys are gone. A merge passes over empty
+// parts, so that leaving them out changes no bit.
+struct SplitRange {
+  std::int64_t first = 0, count = 1;
+  bool apart = false;  // whether keys are split at all; even a single split is then merged, as it would be among others
+};
+SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch);
 
 // One split's share of run_rows: leaves it at `partial` ([row_end - row_begin][value_dim + 2] floats).
 void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch,
