@@ -1,0 +1,106 @@
+// What a cache holds: sequences of tokens in pages. All three kinds are pages: a contiguous sequence is one page of `capacity`
+// tokens, a ring is one page that is gone round in, and only paged sequences get more.
+//
+// Nothing here checks arguments but for room: that is the border's work.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cache/page_pool.hpp"
+#include "cache/page_shape.hpp"
+#include "cache/rotation.hpp"
+#include "cache/storage_type.hpp"
+#include "polyhead/kv_cache.hpp"
+
+namespace polyhead::cache {
+
+// Rows of f32 elements in the caller's memory: [batch, head, token, element], strides in elements.
+struct RowSource {
+  const float* data = nullptr;
+  std::ptrdiff_t batch = 0, head = 0, token = 0, element = 1;
+  const float* row(std::int64_t b, std::int64_t h, std::int64_t t) const { return data + b * batch + h * head + t * token; }
+};
+struct RowTarget {
+  float* data = nullptr;
+  std::ptrdiff_t head = 0, token = 0, element = 1;
+};
+
+// One sequence's share of an append.
+struct AppendItem {
+  std::int64_t sequence = 0;
+  std::int64_t batch = 0;     // its rows in the sources
+  std::int64_t tokens = 0;    // the first ones of these
+  std::int64_t position = 0;  // of the first one, for the rotation
+};
+
+// Where attention finds a sequence's tokens: token s at table[s / page_tokens - first_page].
+struct SequenceView {
+  const void* const* table = nullptr;
+  std::int64_t first_page = 0;
+  std::int64_t first_token = 0;
+  std::int64_t length = 0;
+};
+
+struct Sequence {
+  std::int64_t length = 0;
+  std::int64_t first = 0;  // the oldest token that is there: 0 but in a ring
+  std::vector<PageId> pages;
+  std::vector<const void*> table;  // their addresses; in a ring one address as often as a view may need it
+};
+
+class Store {
+ public:
+  // spec is complete and checked. Errors: out_of_memory.
+  explicit Store(const KvCacheSpec& spec);
+
+  const KvCacheSpec& spec() const noexcept { return spec_; }
+  const PageShape& shape() const noexcept { return shape_; }
+  const Rotation& rotation() const noexcept { return rotation_; }
+  const StorageType& storage() const noexcept { return *storage_; }
+  const PagePool& pool() const noexcept { return pool_; }
+  const Sequence& sequence(std::int64_t index) const { return sequences_[static_cast<std::size_t>(index)]; }
+
+  // Errors: out_of_memory; the cache is as it was then, but for free pages. Sequences are different ones and have room.
+  void append(const AppendItem* items, std::int64_t count, const RowSource& key, const RowSource& value);
+  void trim(std::int64_t sequence, std::int64_t length) noexcept;
+  void fork(std::int64_t from, std::int64_t to, std::int64_t length);
+  void read(std::int64_t sequence, std::int64_t first, std::int64_t count, const RowTarget& key, const RowTarget& value) const;
+  void make_free(std::int64_t pages) { pool_.make_free(pages); }
+  SequenceView view(std::int64_t sequence) const noexcept;
+
+  // For loading: gives an empty sequence its pages, which are new ones or shared with sequences before it.
+  PageId new_page();
+  void restore(std::int64_t sequence, std::int64_t length, std::int64_t first, const PageId* pages, std::size_t count);
+  void drop(PageId page) noexcept { pool_.release(page); }  // the hold that new_page gave
+
+  // Tokens of the `index`-th page of a sequence that are in use.
+  std::int64_t tokens_in_page(const Sequence& sequence, std::size_t index) const;
+  char* page_data(PageId page) const noexcept { return pool_.data(page); }
+
+  // Rows of a page's head and token.
+  std::int64_t key_at(std::int64_t head, std::int64_t slot) const {
+    return head * shape_.head_stride() + slot * shape_.key_stride();
+  }
+  std::int64_t value_at(std::int64_t head, std::int64_t slot) const {
+    return head * shape_.head_stride() + shape_.value_in_page() + slot * shape_.value_stride();
+  }
+
+ private:
+  bool paged() const noexcept { return spec_.kind == CacheKind::paged; }
+  void copy_tokens(PageId from, PageId to, std::int64_t count) noexcept;
+  void write_tokens(const Sequence& sequence, const AppendItem& item, const RowSource& key, const RowSource& value) noexcept;
+  std::int64_t pages_wanted(const AppendItem* items, std::int64_t count);
+
+  KvCacheSpec spec_;
+  const StorageType* storage_;
+  PageShape shape_;
+  Rotation rotation_;
+  PagePool pool_;
+  std::vector<Sequence> sequences_;
+  std::vector<Rotation::Turns> turns_;  // of one token, for append
+  std::vector<float> row_;              // one rotated key
+};
+
+}  // namespace polyhead::cache
