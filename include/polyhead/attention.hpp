@@ -65,6 +65,24 @@ struct AttentionInputs {
   TensorView sink{};          // f32 [heads], logits; -inf is none; given exactly when the spec has a sink
 };
 
+class KvCache;
+
+// The same over a cache, whose keys, values and lengths are read where they lie. Row b of the tensors belongs to sequence
+// sequences[b]; S below is the longest of these sequences' lengths. Positions of keys are counted from the first token of their
+// sequence, in a ring too. A ring's own window joins the mask's.
+struct CachedAttentionInputs {
+  const KvCache* cache = nullptr;
+  TensorView query{};      // [B, heads, T, head_dim]
+  TensorView out{};        // [B, heads, T, value_dim]
+  TensorView lse{};        // optional f32 [B, heads, T]
+  TensorView sequences{};  // i32 or i64 [B], any of the cache's, also several times; not given: 0 .. B - 1
+  TensorView offsets{};    // these and the following as in AttentionInputs
+  TensorView boolean_mask{};
+  TensorView bias{};
+  TensorView alibi_slopes{};
+  TensorView sink{};
+};
+
 struct RunOptions {
   // Memory for this run, 64-byte aligned, at least AttentionPlan::workspace_bytes(); null: the plan keeps its own.
   void* workspace = nullptr;
@@ -85,6 +103,9 @@ class POLYHEAD_EXPORT AttentionPlan {
 
   // Steady state allocates nothing. Errors: invalid_argument, naming the input; cancelled.
   void run(const AttentionInputs& inputs, const RunOptions& options = {}) const;
+  // The spec's mask has key lengths, which are the cache's; its key_length is at least the longest sequence's, over a ring
+  // KvCache::plan_key_length(). Over a ring the mask is causal, bottom-right, and T such that every query's window is there.
+  void run(const CachedAttentionInputs& inputs, const RunOptions& options = {}) const;
 
   std::size_t workspace_bytes() const noexcept;
   const AttentionSpec& spec() const noexcept;
@@ -106,5 +127,15 @@ struct AttentionOptions {
   Precision precision = Precision::strict;
 };
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options = {});
+
+// Causal, aligned bottom-right: the last query stands at its sequence's last token.
+inline AttentionOptions cached_attention_options() {
+  AttentionOptions options;
+  options.mask = Mask::causal(Causal::bottom_right);
+  return options;
+}
+// options.mask gets key lengths by itself.
+POLYHEAD_EXPORT void attention(const Runtime& runtime, const CachedAttentionInputs& inputs,
+                               const AttentionOptions& options = cached_attention_options());
 
 }  // namespace polyhead

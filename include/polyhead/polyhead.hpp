@@ -4,6 +4,7 @@
 #include "polyhead/attention.hpp"
 #include "polyhead/bert.hpp"
 #include "polyhead/error.hpp"
+#include "polyhead/kv_cache.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/multi_head_attention.hpp"
 #include "polyhead/precision.hpp"

@@ -5,11 +5,14 @@
 #include <iterator>
 #include <limits>
 
+#include "api/cached_attention.hpp"
 #include "api/checks.hpp"
 #include "api/entry.hpp"
 #include "api/mask_inputs.hpp"
 #include "api/runtime_state.hpp"
 #include "plan/attention_plan.hpp"
+#include "platform/rounding.hpp"
+#include "polyhead/kv_cache.hpp"
 
 namespace polyhead {
 
@@ -150,8 +153,9 @@ class AttentionPlanState {
         plan_(shape_of(spec_), spec_.mask, {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink},
               spec_.length_invariant, spec_.precision, runtime.state()->kernels(), runtime.state()->scheduler()) {}
 
-  void run(const AttentionInputs& inputs, const RunOptions& options) const {
-    const plan::AttentionShape shape = check_shapes(inputs);
+  // With a cache, keys, values and lengths are its, and `inputs` has the rest.
+  void run(const AttentionInputs& inputs, const RunOptions& options, const CachedAttentionInputs* cached = nullptr) const {
+    const plan::AttentionShape shape = check_shapes(inputs, cached);
     if (options.workspace) {
       if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0) {
         fail("RunOptions.workspace", "not aligned", "an address that is a multiple of 64");
@@ -168,9 +172,9 @@ class AttentionPlanState {
     operands.mask = spec_.mask;
     operands.scale = scale_of(spec_);
     operands.softcap = spec_.softcap;
-    operands.scores =
-        api::read_mask_inputs(spec_.mask, mask_inputs(inputs), {shape.batch, shape.heads, shape.query_length, shape.key_length},
-                              lease.key_lengths(), lease.offsets());
+    operands.scores = api::read_mask_inputs(given_mask(cached), mask_inputs(inputs),
+                                            {shape.batch, shape.heads, shape.query_length, shape.key_length},
+                                            lease.key_lengths(), lease.offsets());
     if (spec_.mask.has_key_lengths) operands.key_lengths = lease.key_lengths();
     if (spec_.mask.has_offsets) operands.offsets = lease.offsets();
     plan::ScoreOperands& scores = operands.scores;
@@ -185,8 +189,11 @@ class AttentionPlanState {
 
     TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
     const bool out_is_packed = !last_is_contiguous(out);
-    if (const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out)) {
-      auto* memory = static_cast<float*>(lease.side_memory(bytes + 4 * 64));
+    const std::size_t table_bytes = cached ? whole_lines(static_cast<std::size_t>(shape.batch) * sizeof(plan::KeyPages)) : 0;
+    const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out);
+    char* const side = bytes + table_bytes > 0 ? static_cast<char*>(lease.side_memory(table_bytes + bytes + 4 * 64)) : nullptr;
+    if (bytes > 0) {
+      auto* memory = reinterpret_cast<float*>(side + table_bytes);
       for (TensorView* view : {&query, &key, &value}) {
         if (last_is_contiguous(*view)) continue;
         const TensorView packed = stand_in(*view, &memory);
@@ -203,6 +210,7 @@ class AttentionPlanState {
     byte_strides(key, operands.key_strides);
     byte_strides(value, operands.value_strides);
     byte_strides(out, operands.out_strides);
+    if (cached) api::read_cache(*cached, lease.key_lengths(), reinterpret_cast<plan::KeyPages*>(side), &operands);
     if (!inputs.lse.empty()) {
       operands.lse = static_cast<float*>(inputs.lse.data);
       byte_strides(inputs.lse, operands.lse_strides);
@@ -216,14 +224,18 @@ class AttentionPlanState {
 
  private:
   // Shapes against the spec's maxima and each other; returns this run's shape.
-  plan::AttentionShape check_shapes(const AttentionInputs& inputs) const {
+  plan::AttentionShape check_shapes(const AttentionInputs& inputs, const CachedAttentionInputs* cached) const {
     check_tensor("query", inputs.query, DType::f32, {-1, spec_.heads, -1, spec_.head_dim});
     plan::AttentionShape shape = shape_of(spec_);
     shape.batch = inputs.query.shape[0];
     shape.query_length = inputs.query.shape[2];
-    check_tensor("key", inputs.key, DType::f32, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
-    shape.key_length = inputs.key.shape[2];
-    check_tensor("value", inputs.value, DType::f32, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
+    if (cached) {
+      shape.key_length = api::check_cache(spec_, *cached, shape.batch, shape.query_length);
+    } else {
+      check_tensor("key", inputs.key, DType::f32, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
+      shape.key_length = inputs.key.shape[2];
+      check_tensor("value", inputs.value, DType::f32, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
+    }
     check_tensor("out", inputs.out, DType::f32, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
     if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {shape.batch, spec_.heads, shape.query_length});
     if (shape.batch > spec_.batch)
@@ -231,13 +243,20 @@ class AttentionPlanState {
     if (shape.query_length > spec_.query_length) {
       fail("query's length", std::to_string(shape.query_length), "at most the plan's " + std::to_string(spec_.query_length));
     }
-    if (shape.key_length > spec_.key_length) {
+    if (!cached && shape.key_length > spec_.key_length) {
       fail("key's length", std::to_string(shape.key_length), "at most the plan's " + std::to_string(spec_.key_length));
     }
-    api::check_mask_given(spec_.mask, mask_inputs(inputs));
+    api::check_mask_given(given_mask(cached), mask_inputs(inputs));
     api::check_given("alibi_slopes", inputs.alibi_slopes, spec_.has_alibi, "ALiBi", "spec");
     api::check_given("sink", inputs.sink, spec_.has_sink, "sink", "spec");
     return shape;
+  }
+
+  // The parts whose tensors the caller gives.
+  Mask given_mask(const CachedAttentionInputs* cached) const {
+    Mask mask = spec_.mask;
+    if (cached) mask.has_key_lengths = false;
+    return mask;
   }
 
   static api::MaskInputs mask_inputs(const AttentionInputs& inputs) {
@@ -273,6 +292,10 @@ void AttentionPlan::run(const AttentionInputs& inputs, const RunOptions& options
   api::entry([&] { state_->run(inputs, options); });
 }
 
+void AttentionPlan::run(const CachedAttentionInputs& inputs, const RunOptions& options) const {
+  api::entry([&] { state_->run(api::without_cache(inputs), options, &inputs); });
+}
+
 std::size_t AttentionPlan::workspace_bytes() const noexcept {
   return state_->plan().workspace_bytes();
 }
@@ -300,6 +323,37 @@ std::int64_t bucket(std::int64_t size) {
 
 constexpr std::uint64_t attention_call = 1;  // the kind of call, first word of its keys in the runtime's cache
 
+void fill_in_options(const AttentionOptions& options, AttentionSpec* spec) {
+  spec->scale = options.scale;
+  spec->mask = options.mask;
+  spec->length_invariant = options.length_invariant;
+  spec->softcap = options.softcap;
+  spec->has_alibi = options.has_alibi;
+  spec->has_sink = options.has_sink;
+  spec->precision = options.precision;
+}
+
+// From the runtime's cache, or made for it.
+std::shared_ptr<const detail::AttentionPlanState> find_plan(const Runtime& runtime, const AttentionSpec& spec) {
+  detail::CallKey key;
+  key.add(attention_call).add(spec.batch).add(spec.heads).add(spec.kv_heads).add(spec.query_length).add(spec.key_length);
+  key.add(spec.head_dim)
+      .add(spec.value_dim)
+      .add(spec.scale.value_or(0.0))
+      .add(spec.softcap)
+      .add(spec.mask.window_left)
+      .add(spec.mask.window_right);
+  const Mask& mask = spec.mask;
+  std::uint64_t flags = static_cast<std::uint64_t>(mask.causality);
+  for (const bool flag : {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, spec.length_invariant,
+                          spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
+    flags = flags << 1 | static_cast<std::uint64_t>(flag);
+  }
+  key.add(flags << 8 | static_cast<std::uint64_t>(spec.precision));
+  return runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
+      key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });
+}
+
 }  // namespace
 
 void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options) {
@@ -319,34 +373,32 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
   check_size("key's heads", spec.kv_heads, 1);
   check_size("query's head_dim", spec.head_dim, 1);
   check_size("value's value_dim", spec.value_dim, 1);
-  spec.scale = options.scale;
-  spec.mask = options.mask;
-  spec.length_invariant = options.length_invariant;
-  spec.softcap = options.softcap;
-  spec.has_alibi = options.has_alibi;
-  spec.has_sink = options.has_sink;
-  spec.precision = options.precision;
+  fill_in_options(options, &spec);
+  api::entry([&] { find_plan(runtime, spec)->run(inputs, {}); });
+}
 
-  detail::CallKey key;
-  key.add(attention_call).add(spec.batch).add(spec.heads).add(spec.kv_heads).add(spec.query_length).add(spec.key_length);
-  key.add(spec.head_dim)
-      .add(spec.value_dim)
-      .add(spec.scale.value_or(0.0))
-      .add(spec.softcap)
-      .add(spec.mask.window_left)
-      .add(spec.mask.window_right);
-  const Mask& mask = spec.mask;
-  std::uint64_t flags = static_cast<std::uint64_t>(mask.causality);
-  for (const bool flag : {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, spec.length_invariant,
-                          spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
-    flags = flags << 1 | static_cast<std::uint64_t>(flag);
+void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, const AttentionOptions& options) {
+  if (inputs.cache == nullptr) fail("cache", "not given", "a KvCache");
+  if (inputs.query.rank != 4) fail("query", inputs.query.describe(), "f32 [batch, heads, query_length, head_dim]");
+  const KvCacheSpec& cache = inputs.cache->spec();
+  AttentionSpec spec;
+  spec.batch = bucket(inputs.query.shape[0]);
+  spec.heads = inputs.query.shape[1];
+  spec.kv_heads = cache.kv_heads;
+  spec.query_length = bucket(inputs.query.shape[2]);
+  spec.head_dim = cache.head_dim;
+  spec.value_dim = cache.value_dim;
+  check_size("query's heads", spec.heads, 1);
+  fill_in_options(options, &spec);
+  spec.mask.has_key_lengths = true;
+  if (cache.kind == CacheKind::ring) {
+    spec.key_length = inputs.cache->plan_key_length();
+  } else {
+    std::int64_t longest = 0;
+    for (std::int64_t i = 0; i < cache.sequences; ++i) longest = std::max(longest, inputs.cache->length(i));
+    spec.key_length = bucket(longest);
   }
-  key.add(flags << 8 | static_cast<std::uint64_t>(spec.precision));
-  api::entry([&] {
-    const auto plan = runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
-        key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });
-    plan->run(inputs, {});
-  });
+  api::entry([&] { find_plan(runtime, spec)->run(api::without_cache(inputs), {}, &inputs); });
 }
 
 }  // namespace polyhead

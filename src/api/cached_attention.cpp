@@ -1,0 +1,121 @@
+#include "api/cached_attention.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "api/checks.hpp"
+#include "api/integer_list.hpp"
+#include "api/kv_cache_state.hpp"
+#include "polyhead/kv_cache.hpp"
+
+namespace polyhead::api {
+namespace {
+
+const cache::Store& store_of(const CachedAttentionInputs& inputs) {
+  if (inputs.cache == nullptr) fail("cache", "not given", "a KvCache");
+  return inputs.cache->state().store();
+}
+
+std::int64_t sequence_of(const IntegerList& sequences, const cache::Store& store, std::int64_t b) {
+  return sequences.given() ? sequences.at(b, 0, store.spec().sequences - 1) : b;
+}
+
+void check_same(const char* name, std::int64_t value, const char* of_cache, std::int64_t expected) {
+  if (value == expected) return;
+  fail(name, std::to_string(value), std::to_string(expected) + ", the cache's " + of_cache);
+}
+
+// Windows are counted from the diagonal, and every row's must lie among the tokens that the ring still has.
+void check_ring(const AttentionSpec& spec, const cache::Store& store, std::int64_t query_length, std::int64_t sequence_index) {
+  const cache::Sequence& sequence = store.sequence(sequence_index);
+  std::int64_t left = store.spec().window - 1;
+  if (spec.mask.window_left != Mask::unbounded) left = std::min(left, spec.mask.window_left);
+  const std::int64_t oldest = std::max<std::int64_t>(sequence.length - query_length - left, 0);
+  if (query_length == 0 || oldest >= sequence.first) return;
+  fail("query's length", std::to_string(query_length),
+       "at most " + std::to_string(std::max<std::int64_t>(sequence.length - left - sequence.first, 0)) + ": sequence " +
+           std::to_string(sequence_index) + " has " + std::to_string(sequence.length) +
+           " tokens, of which the ring keeps those from " + std::to_string(sequence.first) + " on, and each query sees " +
+           std::to_string(left) + " before its own");
+}
+
+}  // namespace
+
+AttentionInputs without_cache(const CachedAttentionInputs& inputs) {
+  AttentionInputs rest;
+  rest.query = inputs.query;
+  rest.out = inputs.out;
+  rest.lse = inputs.lse;
+  rest.offsets = inputs.offsets;
+  rest.boolean_mask = inputs.boolean_mask;
+  rest.bias = inputs.bias;
+  rest.alibi_slopes = inputs.alibi_slopes;
+  rest.sink = inputs.sink;
+  return rest;
+}
+
+std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs& inputs, std::int64_t batch,
+                         std::int64_t query_length) {
+  const cache::Store& store = store_of(inputs);
+  const KvCacheSpec& cache_spec = store.spec();
+  if (!spec.mask.has_key_lengths) {
+    fail("AttentionSpec.mask.has_key_lengths", "false", "true, since a cache's sequences have lengths of their own");
+  }
+  check_same("AttentionSpec.kv_heads", spec.kv_heads, "kv_heads", cache_spec.kv_heads);
+  check_same("AttentionSpec.head_dim", spec.head_dim, "head_dim", cache_spec.head_dim);
+  check_same("AttentionSpec.value_dim", spec.value_dim, "value_dim", cache_spec.value_dim);
+  const IntegerList sequences("sequences", inputs.sequences, batch);
+  if (!sequences.given() && batch > cache_spec.sequences) {
+    fail("query's batch", std::to_string(batch),
+         "at most the cache's sequences (" + std::to_string(cache_spec.sequences) + "), since no list of sequences is given");
+  }
+  const bool ring = cache_spec.kind == CacheKind::ring;
+  if (ring) {
+    if (spec.mask.causality != Causal::bottom_right) {
+      fail("AttentionSpec.mask.causality", "another one",
+           "Causal::bottom_right over a ring, whose window follows the last token");
+    }
+    const std::int64_t wanted = inputs.cache->plan_key_length();
+    if (spec.key_length < wanted) {
+      fail("AttentionSpec.key_length", std::to_string(spec.key_length),
+           "the ring's plan_key_length() or more (" + std::to_string(wanted) + ")");
+    }
+  }
+  std::int64_t most = 0;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t index = sequence_of(sequences, store, b), length = store.sequence(index).length;
+    most = std::max(most, length);
+    if (ring) {
+      check_ring(spec, store, query_length, index);
+    } else if (length > spec.key_length) {
+      fail("AttentionSpec.key_length", std::to_string(spec.key_length),
+           "at least the length of sequence " + std::to_string(index) + " (" + std::to_string(length) + ")");
+    }
+  }
+  return most;
+}
+
+void read_cache(const CachedAttentionInputs& inputs, std::int64_t* key_lengths, plan::KeyPages* pages,
+                plan::AttentionOperands* operands) {
+  const cache::Store& store = store_of(inputs);
+  const cache::PageShape& shape = store.shape();
+  const std::int64_t batch = operands->shape.batch;
+  const IntegerList sequences("sequences", inputs.sequences, batch);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const cache::SequenceView view = store.view(sequence_of(sequences, store, b));
+    key_lengths[b] = view.length;
+    pages[b] = {view.table, view.first_page, view.first_token};
+  }
+  operands->key_lengths = key_lengths;
+  operands->pages = pages;
+  operands->page_keys = shape.tokens;
+  operands->value_in_page = shape.value_in_page();
+  operands->key_strides[1] = operands->value_strides[1] = shape.head_stride();
+  operands->key_strides[2] = shape.key_stride();
+  operands->value_strides[2] = shape.value_stride();
+  if (store.spec().kind != CacheKind::ring) return;
+  std::int64_t& left = operands->mask.window_left;
+  left = left == Mask::unbounded ? store.spec().window - 1 : std::min(left, store.spec().window - 1);
+}
+
+}  // namespace polyhead::api

@@ -1,0 +1,410 @@
+// Attention over caches: the bits of plain attention over the same keys, whatever the kind of cache, the pages' size and the
+// number of threads; within the bound of the float64 oracle; and what is refused.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache/cache_model.hpp"
+#include "polyhead/error.hpp"
+#include "support/attention_case.hpp"
+
+namespace polyhead::testing {
+namespace {
+
+struct Layout {
+  CacheKind kind;
+  std::int64_t page_tokens;
+};
+const std::vector<Layout> layouts = {{CacheKind::contiguous, 0}, {CacheKind::paged, 1},   {CacheKind::paged, 5},
+                                     {CacheKind::paged, 16},     {CacheKind::paged, 100}, {CacheKind::paged, 128},
+                                     {CacheKind::paged, 4096}};
+
+std::int64_t length_of(const AttentionCase& test, std::int64_t b) {
+  return test.spec.mask.has_key_lengths ? static_cast<std::int64_t>(test.key_lengths({b})) : test.spec.key_length;
+}
+
+// A cache that holds the case's keys: sequence 2 b + 1 belongs to batch item b, others hold something else. Chunks of several
+// sequences at a time, so that pages of different ones lie between each other.
+KvCache fill_cache(const AttentionCase& test, KvCacheSpec spec, Random& random) {
+  spec.sequences = 2 * test.spec.batch + 1;
+  KvCache cache(spec);
+  std::vector<std::int64_t> done(static_cast<std::size_t>(test.spec.batch), 0);
+  for (bool more = true; more;) {
+    more = false;
+    for (std::int64_t b = 0; b < test.spec.batch; ++b) {
+      std::int64_t& at = done[static_cast<std::size_t>(b)];
+      const std::int64_t count = std::min(length_of(test, b) - at, random.chance(0.3) ? 1 : random.integer(1, 700));
+      CacheAppend tokens;
+      tokens.key = slice(slice(test.key, 0, b, b + 1), 2, at, at + count);
+      tokens.value = slice(slice(test.value, 0, b, b + 1), 2, at, at + count);
+      const Tensor which = integers(DType::i64, {2 * b + 1});
+      tokens.sequences = which;
+      cache.append(tokens);
+      at += count;
+      more = more || at < length_of(test, b);
+      if (random.chance(0.5) && spec.kind == CacheKind::paged) cache.append(new_tokens(spec, {2 * b}, {3}, random).append());
+    }
+  }
+  return cache;
+}
+
+CachedAttentionInputs cached_inputs(const AttentionCase& test, const KvCache& cache, const TensorView& sequences) {
+  CachedAttentionInputs inputs;
+  inputs.cache = &cache;
+  inputs.query = test.query;
+  inputs.out = test.out;
+  inputs.lse = test.lse;
+  inputs.sequences = sequences;
+  if (test.spec.mask.has_offsets) inputs.offsets = test.offsets;
+  if (test.spec.mask.has_boolean) inputs.boolean_mask = test.boolean_mask;
+  if (test.spec.mask.has_bias) inputs.bias = test.bias;
+  if (test.spec.has_alibi) inputs.alibi_slopes = test.alibi_slopes;
+  if (test.spec.has_sink) inputs.sink = test.sink;
+  return inputs;
+}
+
+class CachedAttentionTest : public EveryIsa {
+ protected:
+  // The case with the lengths given, and the longest of them as key_length: masks and biases are that wide.
+  AttentionCase with_lengths(AttentionSpec spec, const std::vector<std::int64_t>& lengths, Random& random) const {
+    spec.mask = spec.mask & Mask::key_lengths();
+    spec.batch = static_cast<std::int64_t>(lengths.size());
+    spec.key_length = 0;
+    for (const std::int64_t length : lengths) spec.key_length = std::max(spec.key_length, length);
+    AttentionCase test = make_case(spec, random);
+    test.key_lengths = integers(DType::i64, lengths);
+    return test;
+  }
+
+  // Plain attention, then every layout with one thread and with two.
+  void check(const AttentionCase& test, Random& random, bool compare_with_oracle = true) {
+    ASSERT_NO_FATAL_FAILURE(run_plain(test, compare_with_oracle));
+    const Tensor out = test.out.clone(), lse = test.lse.clone();
+    for (const Layout& layout : layouts) {
+      KvCacheSpec spec =
+          cache_spec(layout.kind, 1, test.spec.kv_heads, test.spec.head_dim, test.spec.value_dim, 0, layout.page_tokens);
+      if (layout.kind == CacheKind::contiguous) spec.capacity = std::max<std::int64_t>(test.spec.key_length, 1);
+      const KvCache cache = fill_cache(test, spec, random);
+      compare(test, cache, out, lse, describe(spec));
+    }
+  }
+
+  void run_plain(const AttentionCase& test, bool compare_with_oracle) {
+    const AttentionPlan plan(test.spec, runtime(1));
+    plan.run(test.inputs_with_lse());
+    if (!compare_with_oracle) return;
+    const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options());
+    ASSERT_TRUE(attention_matches(expected, test.out, test.describe()));
+    ASSERT_TRUE(lse_matches(expected, test.lse, test.describe()));
+  }
+
+  void compare(const AttentionCase& test, const KvCache& cache, const Tensor& out, const Tensor& lse, const std::string& what) {
+    std::vector<std::int64_t> which;
+    for (std::int64_t b = 0; b < test.spec.batch; ++b) which.push_back(2 * b + 1);
+    const Tensor sequences = integers(DType::i32, which);
+    const CachedAttentionInputs inputs = cached_inputs(test, cache, sequences);
+    AttentionSpec spec = test.spec;
+    spec.mask = spec.mask & Mask::key_lengths();
+    if (cache.spec().kind == CacheKind::ring) spec.key_length = cache.plan_key_length();
+    for (const int threads : {1, 2}) {
+      const std::string where = what + ", " + test.describe() + ", threads " + std::to_string(threads);
+      const double nan = std::numeric_limits<double>::quiet_NaN();
+      fill(test.out, nan), fill(test.lse, nan);
+      const AttentionPlan plan(spec, runtime(threads));
+      plan.run(inputs);
+      ASSERT_TRUE(same_bits(out, test.out)) << where << ": " << first_difference(out, test.out);
+      ASSERT_TRUE(same_bits(lse, test.lse)) << where << ", lse: " << first_difference(lse, test.lse);
+      fill(test.out, nan), fill(test.lse, nan);
+      AttentionOptions options = test.options();
+      attention(runtime(threads), inputs, options);
+      ASSERT_TRUE(same_bits(out, test.out)) << where << ", one call: " << first_difference(out, test.out);
+    }
+    EXPECT_TRUE(test.out.surroundings_intact());
+  }
+};
+
+TEST_P(CachedAttentionTest, GivesTheBitsOfPlainAttention) {
+  Random random(31);
+  for (const std::int64_t query_length : {1, 2, 5, 16, 70}) {
+    for (const std::int64_t group : {1, 4}) {
+      for (const std::int64_t dim : {20, 64}) {
+        if (slow() && (dim == 64 || query_length == 70)) continue;
+        const AttentionSpec spec =
+            attention_spec(1, 2 * group, 2, query_length, 0, dim, dim + 4, Mask::causal(Causal::bottom_right));
+        check(with_lengths(spec, {0, 1, 77, 300, query_length}, random), random);
+      }
+    }
+  }
+}
+
+TEST_P(CachedAttentionTest, MasksAndScoreChangesMeanWhatTheyMeanElsewhere) {
+  Random random(32);
+  for (const std::int64_t query_length : {1, 3, 40}) {
+    for (const Mask& mask :
+         {Mask::none(), Mask::causal(Causal::top_left), Mask::causal(Causal::bottom_right) & Mask::window(40, 0),
+          Mask::causal(Causal::offset) & Mask::offsets(), Mask::window(30, 4) & Mask::offsets(),
+          Mask::causal(Causal::bottom_right) & Mask::boolean() & Mask::bias()}) {
+      check(with_lengths(attention_spec(1, 4, 2, query_length, 0, 16, 16, mask), {130, 0, 299}, random), random);
+    }
+    AttentionSpec spec =
+        attention_spec(1, 4, 2, query_length, 0, 52, 52, Mask::causal(Causal::bottom_right) & Mask::window(90, 0));
+    spec.softcap = 3.0;
+    spec.has_alibi = spec.has_sink = true;
+    spec.scale = 0.3;
+    check(with_lengths(spec, {200, 333}, random), random);
+  }
+}
+
+// Above 2,048 keys few rows have their keys split, above 4,096 another kernel may serve.
+TEST_P(CachedAttentionTest, LongSequencesAreSplitAlike) {
+  Random random(33);
+  for (const std::int64_t query_length : {1, 12, 80}) {
+    if (slow() && query_length > 1) continue;
+    const AttentionSpec spec = attention_spec(1, 2, 1, query_length, 0, 16, 16, Mask::causal(Causal::bottom_right));
+    check(with_lengths(spec, {2047, 2049, slow() ? 2100 : 9000}, random), random, !slow());
+  }
+}
+
+// What lies in pages that a row does not see, and behind a sequence's end, does not reach it.
+TEST_P(CachedAttentionTest, WhatIsMaskedHasNoInfluence) {
+  Random random(34);
+  for (const std::int64_t query_length : {1, 6, 40}) {
+    AttentionCase test =
+        with_lengths(attention_spec(1, 2, 2, query_length, 0, 56, 56, Mask::causal(Causal::bottom_right) & Mask::window(50, 0)),
+                     {300, 90}, random);
+    for (const std::int64_t s : {0, 17, 30}) {
+      test.key.set({0, 1, s, 3}, std::numeric_limits<double>::quiet_NaN());
+      test.value.set({0, 1, s, 5}, std::numeric_limits<double>::infinity());
+    }
+    check(test, random);
+    for (std::int64_t t = 0; t < query_length; ++t) EXPECT_TRUE(std::isfinite(test.out({0, 1, t, 5})));
+  }
+}
+
+TEST_P(CachedAttentionTest, ARingGivesTheBitsOfAWindow) {
+  Random random(35);
+  for (const std::int64_t query_length : {1, 4, 33}) {
+    for (const std::int64_t window : {1, 7, 64, 300}) {
+      for (const std::int64_t spare : {0, 1, 50}) {
+        if (slow() && (window == 300 || spare == 1)) continue;
+        const std::int64_t capacity = window + query_length - 1 + spare;
+        AttentionSpec spec =
+            attention_spec(1, 4, 2, query_length, 0, 24, 20, Mask::causal(Causal::bottom_right) & Mask::window(window - 1, 0));
+        spec.has_alibi = query_length == 4;
+        spec.has_sink = query_length == 4;
+        const AttentionCase test = with_lengths(spec, {query_length, capacity, capacity + 1, 3 * capacity + 11, 777}, random);
+        ASSERT_NO_FATAL_FAILURE(run_plain(test, spare == 0));
+        const Tensor out = test.out.clone(), lse = test.lse.clone();
+        KvCacheSpec ring = cache_spec(CacheKind::ring, 1, 2, 24, 20, capacity);
+        ring.window = window;
+        const KvCache cache = fill_cache(test, ring, random);
+        compare(test, cache, out, lse, describe(ring));
+        // The ring's window is there without being asked for; a narrower one joins it.
+        AttentionCase bare = test;
+        bare.spec.mask = Mask::causal(Causal::bottom_right);
+        compare(bare, cache, out, lse, "no window asked for, " + describe(ring));
+      }
+    }
+  }
+}
+
+// A ring that has gone round many times, far behind the keys where splits begin: splits that hold nothing are left out.
+TEST_P(CachedAttentionTest, ARingRunsOn) {
+  Random random(36);
+  if (slow()) GTEST_SKIP() << "minutes with the scalar kernels";
+  for (const std::int64_t window : {100, 3000}) {
+    for (const std::int64_t query_length : {1, 9}) {
+      const std::int64_t capacity = window + query_length - 1;
+      const AttentionCase test = with_lengths(
+          attention_spec(1, 2, 1, query_length, 0, 16, 16, Mask::causal(Causal::bottom_right) & Mask::window(window - 1, 0)),
+          {20000, 8193, 4096, 2050}, random);
+      ASSERT_NO_FATAL_FAILURE(run_plain(test, false));
+      const Tensor out = test.out.clone(), lse = test.lse.clone();
+      KvCacheSpec ring = cache_spec(CacheKind::ring, 1, 1, 16, 16, capacity);
+      ring.window = window;
+      compare(test, fill_cache(test, ring, random), out, lse, describe(ring));
+    }
+  }
+}
+
+TEST_P(CachedAttentionTest, ForkedSequencesAnswerAlikeAndThenApart) {
+  Random random(37);
+  const AttentionCase test =
+      with_lengths(attention_spec(1, 4, 2, 3, 0, 16, 16, Mask::causal(Causal::bottom_right)), {61}, random);
+  run_plain(test, true);
+  const Tensor out = test.out.clone();
+  const KvCacheSpec spec = cache_spec(CacheKind::paged, 1, 2, 16, 16, 0, 8);
+  KvCache cache = fill_cache(test, spec, random);
+  cache.fork(1, 2);
+  cache.fork(1, 0);
+  cache.append(new_tokens(spec, {1, 0}, {5, 9}, random).append());
+  const Tensor second = integers(DType::i64, {2});
+  attention(runtime(), cached_inputs(test, cache, second), test.options());
+  EXPECT_TRUE(same_bits(out, test.out)) << first_difference(out, test.out);
+  const Tensor first = integers(DType::i64, {1});
+  attention(runtime(), cached_inputs(test, cache, first), test.options());
+  EXPECT_FALSE(same_bits(out, test.out)) << "the tokens that were appended to the other sequence are not seen";
+  // One sequence several times, for several queries: each batch item is answered for itself.
+  cache.trim(1, 61);
+  AttentionCase three =
+      with_lengths(attention_spec(1, 4, 2, 3, 0, 16, 16, Mask::causal(Causal::bottom_right)), {61, 61, 61}, random);
+  for (std::int64_t b = 0; b < 3; ++b) copy(test.query, slice(three.query, 0, b, b + 1));
+  const Tensor same = integers(DType::i64, {2, 1, 2});
+  attention(runtime(2), cached_inputs(three, cache, same), three.options());
+  for (std::int64_t b = 0; b < 3; ++b) {
+    EXPECT_TRUE(same_bits(out, slice(three.out, 0, b, b + 1))) << "batch item " << b;
+  }
+}
+
+// Rotated keys and queries against the oracle, by the difference of their positions alone: one decode step after another.
+TEST_P(CachedAttentionTest, DecodingStepByStepIsThePrefillInChunks) {
+  Random random(38);
+  for (const CacheKind kind : {CacheKind::contiguous, CacheKind::paged}) {
+    KvCacheSpec spec =
+        cache_spec(kind, 2, 2, 32, 32, kind == CacheKind::contiguous ? 64 : 0, kind == CacheKind::paged ? 16 : 0);
+    spec.rotary.style = Rotary::half_split;
+    KvCache steps(spec), chunks(spec);
+    const NewTokens fresh = new_tokens(spec, {0, 1}, {40, 40}, random);
+    const Tensor query(DType::f32, {2, 4, 40, 32}), by_step(DType::f32, {2, 4, 40, 32}), by_chunk(DType::f32, {2, 4, 40, 32});
+    fill_normal(query, random);
+    const auto run = [&](KvCache& cache, std::int64_t begin, std::int64_t end, const Tensor& out) {
+      CacheAppend tokens;
+      tokens.key = slice(fresh.key, 2, begin, end);
+      tokens.value = slice(fresh.value, 2, begin, end);
+      cache.append(tokens);
+      const Tensor rotated = Tensor(DType::f32, {2, 4, end - begin, 32});
+      cache.rotate_queries(slice(query, 2, begin, end), rotated);
+      CachedAttentionInputs inputs;
+      inputs.cache = &cache;
+      inputs.query = rotated;
+      inputs.out = slice(out, 2, begin, end);
+      AttentionOptions options = cached_attention_options();
+      options.length_invariant = true;
+      attention(runtime(), inputs, options);
+    };
+    for (std::int64_t t = 0; t < 40; ++t) run(steps, t, t + 1, by_step);
+    for (std::int64_t t = 0; t < 40; t += 13) run(chunks, t, std::min<std::int64_t>(t + 13, 40), by_chunk);
+    EXPECT_TRUE(same_bits(by_step, by_chunk)) << first_difference(by_step, by_chunk);
+    // And both are attention over the rotated keys.
+    const Tensor key(DType::f32, {2, 2, 40, 32}), rotated(DType::f32, {2, 4, 40, 32});
+    for (std::int64_t b = 0; b < 2; ++b) steps.read(b, 0, select(key, b), {});
+    steps.rotate_queries(query, rotated);
+    AttentionInputs inputs;
+    inputs.query = rotated;
+    inputs.key = key;
+    inputs.value = slice(fresh.value, 2, 0, 40);
+    inputs.out = by_chunk;
+    const oracle::AttentionResult expected = oracle::attention(inputs, cached_attention_options());
+    EXPECT_TRUE(attention_matches(expected, by_step, "decoded step by step"));
+  }
+}
+
+TEST_P(CachedAttentionTest, ManyThreadsReadOneCache) {
+  Random random(39);
+  const AttentionCase test =
+      with_lengths(attention_spec(1, 4, 2, 2, 0, 32, 32, Mask::causal(Causal::bottom_right)), {500, 33}, random);
+  run_plain(test, false);
+  const Tensor out = test.out.clone();
+  KvCacheSpec spec = cache_spec(CacheKind::paged, 1, 2, 32, 32, 0, 16);
+  spec.rotary.style = Rotary::interleaved;
+  const KvCache cache = fill_cache(test, spec, random);
+  const Tensor sequences = integers(DType::i64, {1, 3});
+  const AttentionPlan plan(test.spec, runtime(2));
+  Tensor first = test.out.clone();
+  CachedAttentionInputs inputs = cached_inputs(test, cache, sequences);
+  inputs.lse = {};
+  inputs.out = first;
+  plan.run(inputs);
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(4, 0);
+  for (std::size_t i = 0; i < wrong.size(); ++i) {
+    threads.emplace_back([&, i] {
+      const Tensor own(DType::f32, {2, 4, 2, 32}), turned(DType::f32, {2, 4, 2, 32});
+      CachedAttentionInputs mine = inputs;
+      mine.out = own;
+      for (int round = 0; round < (slow() ? 3 : 30); ++round) {
+        plan.run(mine);
+        cache.rotate_queries(test.query, turned, sequences);
+        wrong[i] += !same_bits(own, first);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, std::vector<int>(4, 0));
+}
+
+TEST_P(CachedAttentionTest, WhatDoesNotFitIsNamed) {
+  Random random(40);
+  const AttentionCase test =
+      with_lengths(attention_spec(1, 4, 2, 3, 0, 16, 16, Mask::causal(Causal::bottom_right)), {50, 20}, random);
+  const KvCache cache = fill_cache(test, cache_spec(CacheKind::paged, 1, 2, 16, 16, 0, 8), random);
+  const Tensor sequences = integers(DType::i64, {1, 3});
+  const CachedAttentionInputs right = cached_inputs(test, cache, sequences);
+  const auto message = [&](const std::function<void(CachedAttentionInputs&, AttentionSpec&)>& change) {
+    CachedAttentionInputs inputs = right;
+    AttentionSpec spec = test.spec;
+    change(inputs, spec);
+    try {
+      AttentionPlan(spec, runtime()).run(inputs);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      return std::string(error.what());
+    }
+    return std::string("not refused");
+  };
+  using Inputs = CachedAttentionInputs;
+  using Spec = AttentionSpec;
+  const auto has = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
+  };
+  has(message([](Inputs&, Spec&) {}), "not refused");
+  has(message([](Inputs& i, Spec&) { i.cache = nullptr; }), "cache is not given");
+  has(message([](Inputs&, Spec& s) { s.mask.has_key_lengths = false; }), "AttentionSpec.mask.has_key_lengths is false");
+  has(message([](Inputs&, Spec& s) { s.key_length = 49; }),
+      "AttentionSpec.key_length is 49, expected at least the length of sequence 1 (50)");
+  has(message([](Inputs&, Spec& s) { s.kv_heads = 4; }), "AttentionSpec.kv_heads is 4, expected 2, the cache's kv_heads");
+  has(message([](Inputs&, Spec& s) { s.value_dim = 8; }), "AttentionSpec.value_dim is 8");
+  has(message([](Inputs& i, Spec&) { i.query = {}; }), "query is not given");
+  has(message([](Inputs& i, Spec&) { i.out = i.query; }), "out overlaps query");
+  const Tensor bad = integers(DType::i64, {1, 5}), one = integers(DType::i64, {1});
+  has(message([&](Inputs& i, Spec&) { i.sequences = bad; }), "sequences[1] is 5, expected 0 to 4");
+  has(message([&](Inputs& i, Spec&) { i.sequences = one; }), "sequences is i64[1]");
+  has(message([&](Inputs& i, Spec&) { i.offsets = bad; }), "offsets is i64[2], expected no tensor");
+
+  const Tensor many(DType::f32, {6, 4, 1, 16}), many_out(DType::f32, {6, 4, 1, 16});
+  has(message([&](Inputs& i, Spec& s) {
+        i.sequences = {}, i.lse = {}, i.query = many, i.out = many_out;
+        s.batch = 6;
+      }),
+      "query's batch is 6, expected at most the cache's sequences (5)");
+
+  KvCacheSpec ring = cache_spec(CacheKind::ring, 1, 2, 16, 16, 12);
+  ring.window = 10;  // chunks of up to three queries
+  const KvCache round = fill_cache(test, ring, random);
+  const auto of_ring = [&](const std::function<void(Inputs&, Spec&)>& change) {
+    return message([&](Inputs& i, Spec& s) {
+      i.cache = &round;
+      s.key_length = round.plan_key_length();
+      change(i, s);
+    });
+  };
+  has(of_ring([](Inputs&, Spec&) {}), "not refused");
+  has(of_ring([](Inputs&, Spec& s) { s.key_length = 100; }),
+      "AttentionSpec.key_length is 100, expected the ring's plan_key_length()");
+  has(of_ring([](Inputs&, Spec& s) { s.mask.causality = Causal::none; }), "AttentionSpec.mask.causality is");
+  const Tensor four(DType::f32, {2, 4, 4, 16}), four_out(DType::f32, {2, 4, 4, 16});
+  has(of_ring([&](Inputs& i, Spec& s) {
+        i.query = four, i.out = four_out, i.lse = {};
+        s.query_length = 4;
+      }),
+      "query's length is 4, expected at most 3: sequence 1 has 50 tokens, of which the ring keeps those from 38 on");
+}
+
+POLYHEAD_INSTANTIATE_EVERY_ISA(CachedAttentionTest);
+
+}  // namespace
+}  // namespace polyhead::testing

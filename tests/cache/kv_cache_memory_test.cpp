@@ -1,0 +1,211 @@
+// Memory of caches: steady state allocates nothing but pages, and an allocation that fails leaves the cache as it was.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cache/cache_model.hpp"
+#include "polyhead/attention.hpp"
+#include "polyhead/error.hpp"
+#include "support/environment.hpp"
+#include "support/malloc_count.hpp"
+
+namespace polyhead::testing {
+namespace {
+
+std::uint64_t allocations_of(const std::function<void()>& call) {
+  const std::uint64_t before = allocations.load();
+  call();
+  return allocations.load() - before;
+}
+
+// One decoding step: a token for each of two sequences, its queries turned, attention over everything so far.
+class Decoder {
+ public:
+  Decoder(const KvCacheSpec& spec, std::int64_t plan_key_length)
+      : cache(spec),
+        key_(DType::f32, {2, spec.kv_heads, 1, spec.head_dim}),
+        value_(DType::f32, {2, spec.kv_heads, 1, spec.value_dim}),
+        query_(DType::f32, {2, 2 * spec.kv_heads, 1, spec.head_dim}),
+        turned_(DType::f32, {2, 2 * spec.kv_heads, 1, spec.head_dim}),
+        out(DType::f32, {2, 2 * spec.kv_heads, 1, spec.value_dim}),
+        plan_(plan_spec(spec, plan_key_length), runtime_on(default_isa(), 1)) {
+    Random random(41);
+    fill_normal(key_, random), fill_normal(value_, random), fill_normal(query_, random);
+    tokens_.key = key_;
+    tokens_.value = value_;
+    inputs_.cache = &cache;
+    inputs_.query = turned_;
+    inputs_.out = out;
+  }
+
+  void append() { cache.append(tokens_); }
+  void attend() {
+    cache.rotate_queries(query_, turned_);
+    plan_.run(inputs_);
+  }
+
+  KvCache cache;
+
+ private:
+  static AttentionSpec plan_spec(const KvCacheSpec& cache, std::int64_t key_length) {
+    AttentionSpec spec;
+    spec.batch = 2;
+    spec.heads = 2 * cache.kv_heads;
+    spec.kv_heads = cache.kv_heads;
+    spec.query_length = 1;
+    spec.key_length = key_length;
+    spec.head_dim = cache.head_dim;
+    spec.value_dim = cache.value_dim;
+    spec.mask = Mask::causal(Causal::bottom_right) & Mask::key_lengths();
+    return spec;
+  }
+  Tensor key_, value_, query_, turned_;
+
+ public:
+  Tensor out;
+
+ private:
+  AttentionPlan plan_;
+  CacheAppend tokens_;
+  CachedAttentionInputs inputs_;
+};
+
+class KvCacheMemory : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!malloc_counting) GTEST_SKIP() << "allocations cannot be counted under a sanitizer or without glibc";
+  }
+};
+
+constexpr std::int64_t steps = 10000;
+
+TEST_F(KvCacheMemory, TenThousandStepsAllocateOnlyWherePagesGrow) {
+  KvCacheSpec spec = cache_spec(CacheKind::paged, 2, 1, 64, 64, 0, 64);
+  spec.rotary.style = Rotary::half_split;
+  Decoder decoder(spec, steps);
+  decoder.append(), decoder.attend();
+  std::uint64_t outside = 0, growths = 0;
+  for (std::int64_t step = 1; step < steps; ++step) {
+    const std::int64_t pages = decoder.cache.pages_in_use();
+    const std::uint64_t of_append = allocations_of([&] { decoder.append(); });
+    outside += allocations_of([&] { decoder.attend(); });
+    if (decoder.cache.pages_in_use() == pages) {
+      outside += of_append;
+    } else {
+      growths += of_append > 0;
+    }
+  }
+  EXPECT_EQ(outside, 0u);
+  EXPECT_GT(growths, 0u) << "the test saw no growth at all";
+  // As planned: one page for 64 tokens, in pieces of two megabytes.
+  EXPECT_EQ(decoder.cache.pages_in_use(), 2 * ((steps + 63) / 64));
+  const std::int64_t piece = (2 << 20) / (64 * 128 * 4);
+  EXPECT_LT(decoder.cache.pages_allocated(), decoder.cache.pages_in_use() + piece);
+}
+
+TEST_F(KvCacheMemory, ReservedPagesAndOtherKindsAllocateNothing) {
+  std::vector<KvCacheSpec> specs = {cache_spec(CacheKind::paged, 2, 1, 20, 20, 2000, 16),
+                                    cache_spec(CacheKind::contiguous, 2, 1, 20, 20, 2000),
+                                    cache_spec(CacheKind::ring, 2, 1, 20, 20, 300)};
+  for (KvCacheSpec& spec : specs) {
+    spec.rotary.style = Rotary::interleaved;
+    Decoder decoder(spec, spec.kind == CacheKind::ring ? KvCache(spec).plan_key_length() : 2000);
+    if (spec.kind == CacheKind::paged) decoder.cache.reserve_pages(250);
+    decoder.append(), decoder.attend();
+    EXPECT_EQ(allocations_of([&] {
+                for (int step = 1; step < 2000; ++step) decoder.append(), decoder.attend();
+              }),
+              0u)
+        << describe(spec);
+    EXPECT_EQ(decoder.cache.length(1), 2000);
+  }
+}
+
+TEST_F(KvCacheMemory, ForkAndTrimAllocateNothingOnceTablesAreLongEnough) {
+  Random random(42);
+  const KvCacheSpec spec = cache_spec(CacheKind::paged, 4, 1, 8, 8, 400, 8);
+  KvCache cache(spec);
+  cache.reserve_pages(200);
+  cache.append(new_tokens(spec, {0}, {300}, random).append());
+  EXPECT_EQ(allocations_of([&] {
+              for (int round = 0; round < 50; ++round) {
+                for (std::int64_t beam = 1; beam < 4; ++beam) cache.fork(0, beam, 300 - beam);
+                for (std::int64_t beam = 1; beam < 4; ++beam) cache.trim(beam, 10 * beam);
+              }
+            }),
+            0u);
+}
+
+// Each allocation of an append fails in turn.
+TEST_F(KvCacheMemory, AFailedAppendLeavesTheCacheAsItWas) {
+  Random random(43);
+  const KvCacheSpec spec = cache_spec(CacheKind::paged, 3, 2, 64, 64, 0, 64);
+  KvCache cache(spec);
+  CacheModel model(spec);
+  const auto append = [&](const NewTokens& fresh) {
+    cache.append(fresh.append());
+    model.append(fresh);
+  };
+  append(new_tokens(spec, {0, 1}, {70, 100}, random));
+  cache.fork(1, 2), model.fork(1, 2, -1);
+  int failures = 0;
+  for (int nth = 1; nth < 100; ++nth) {
+    // More than is free, so that the pool grows each time.
+    const NewTokens fresh = new_tokens(spec, {0, 1, 2}, {3000, 1, 2000}, random);
+    const std::int64_t in_use = cache.pages_in_use();
+    const CacheAppend tokens = fresh.append();
+    bool failed = false;
+    fail_allocation_in = nth;
+    try {
+      cache.append(tokens);
+    } catch (const Error& error) {
+      fail_allocation_in = 0;
+      failed = true;
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << error.what();
+    }
+    fail_allocation_in = 0;
+    failures += failed;
+    if (!failed) {
+      model.append(fresh);
+      EXPECT_TRUE(model.matches(cache));
+      break;
+    }
+    ASSERT_EQ(cache.pages_in_use(), in_use) << "allocation " << nth;
+    ASSERT_TRUE(model.matches(cache)) << "allocation " << nth;
+  }
+  EXPECT_GT(failures, 0);
+  append(new_tokens(spec, {2, 0}, {65, 1}, random));
+  EXPECT_TRUE(model.matches(cache));
+}
+
+TEST_F(KvCacheMemory, AFailedForkLeavesTheCacheAsItWas) {
+  Random random(44);
+  const KvCacheSpec spec = cache_spec(CacheKind::paged, 2, 1, 4, 4, 0, 1);
+  KvCache cache(spec);
+  CacheModel model(spec);
+  const NewTokens fresh = new_tokens(spec, {0, 1}, {500, 3}, random);
+  cache.append(fresh.append()), model.append(fresh);
+  int failures = 0;
+  for (int nth = 1;; ++nth) {
+    ASSERT_LT(nth, 10);
+    fail_allocation_in = nth;
+    try {
+      cache.fork(0, 1);
+      fail_allocation_in = 0;
+      break;
+    } catch (const Error& error) {
+      fail_allocation_in = 0;
+      ++failures;
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+      EXPECT_TRUE(model.matches(cache));
+    }
+  }
+  EXPECT_GT(failures, 0);
+  model.fork(0, 1, -1);
+  EXPECT_TRUE(model.matches(cache));
+}
+
+}  // namespace
+}  // namespace polyhead::testing
