@@ -244,6 +244,112 @@ typedef struct polyhead_attention_options {
 POLYHEAD_EXPORT polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
                                                    const polyhead_attention_options* options);
 
+/* ---- caches of keys and values ---- */
+
+typedef int32_t polyhead_cache_kind;
+enum {
+  POLYHEAD_CACHE_CONTIGUOUS = 0, /* room for `capacity` tokens of every sequence */
+  POLYHEAD_CACHE_RING = 1,       /* the last `capacity` tokens of every sequence, for a sliding window */
+  POLYHEAD_CACHE_PAGED = 2       /* pages that are allocated as sequences grow, shared by forks until one writes */
+};
+
+/* How elements of a head pair up for rotary position embedding. */
+typedef int32_t polyhead_rotary;
+enum {
+  POLYHEAD_ROTARY_NONE = 0,
+  POLYHEAD_ROTARY_INTERLEAVED = 1, /* (0, 1), (2, 3), ... */
+  POLYHEAD_ROTARY_HALF_SPLIT = 2   /* (0, n / 2), (1, n / 2 + 1), ... of n rotated elements */
+};
+
+typedef struct polyhead_kv_cache_spec {
+  size_t struct_size;
+  polyhead_cache_kind kind;
+  polyhead_dtype dtype; /* of what is stored */
+  int64_t sequences;    /* each starts empty */
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t value_dim;         /* 0: head_dim */
+  int64_t capacity;          /* most tokens of a sequence; ring: those that are kept; paged: 0 for no limit */
+  int64_t window;            /* ring: keys that a query may see, itself included, 1 .. capacity; else 0 */
+  int64_t page_tokens;       /* paged: 0 for 128; else 0 */
+  int64_t max_pages;         /* paged: 0 for no limit; else 0 */
+  polyhead_rotary rotary;    /* of keys as they are appended, and of rotate_queries */
+  int64_t rotary_dims;       /* elements of a head that are rotated, the first ones; even; 0: head_dim */
+  double rotary_base;        /* pair i turns by base^(-2 i / dims) radians a position; 0: 10000 */
+  const double* frequencies; /* instead of those, frequency_count (dims / 2) numbers; NULL: none; copied */
+  size_t frequency_count;
+} polyhead_kv_cache_spec;
+
+/* New tokens of B sequences; a tensor that is not given is NULL. */
+typedef struct polyhead_kv_cache_tokens {
+  size_t struct_size;
+  const polyhead_tensor* key;       /* f32 [B, kv_heads, T, head_dim], not yet rotated */
+  const polyhead_tensor* value;     /* f32 [B, kv_heads, T, value_dim] */
+  const polyhead_tensor* sequences; /* i32 or i64 [B], none twice; NULL: 0 .. B - 1 */
+  const polyhead_tensor* lengths;   /* i32 or i64 [B], each 0 .. T: how many are real, the first ones; NULL: all */
+  const polyhead_tensor* positions; /* i32 or i64 [B]: of each one's first token, for the rotation; NULL: the length so far */
+} polyhead_kv_cache_tokens;
+
+/* Calls that take a const cache may run on any number of threads; one that changes the cache must have it for itself. */
+typedef struct polyhead_kv_cache polyhead_kv_cache;
+
+/* Errors: invalid_argument, naming the field; unsupported for a storage type; out_of_memory. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_create(const polyhead_kv_cache_spec* spec, polyhead_kv_cache** cache);
+POLYHEAD_EXPORT void polyhead_kv_cache_destroy(polyhead_kv_cache* cache);
+/* Allocates nothing but pages. An error leaves the cache as it was; where pages are at their end it is out_of_memory. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_append(polyhead_kv_cache* cache, const polyhead_kv_cache_tokens* tokens);
+/* Forgets a sequence's tokens from `length` on. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_trim(polyhead_kv_cache* cache, int64_t sequence, int64_t length);
+/* Makes sequence `to` a copy of the first `length` tokens of `from`, -1 for all; pages are shared until one of them writes. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_fork(polyhead_kv_cache* cache, int64_t from, int64_t to, int64_t length);
+/* The rotation of keys for queries [B, H, T, head_dim]: query t stands at positions[b] + t, with positions NULL at its
+ * sequence's length - T + t. out may be query itself; sequences and positions may be NULL. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_rotate_queries(const polyhead_kv_cache* cache, const polyhead_tensor* query,
+                                                                 const polyhead_tensor* out, const polyhead_tensor* sequences,
+                                                                 const polyhead_tensor* positions);
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_length(const polyhead_kv_cache* cache, int64_t sequence, int64_t* length);
+/* The oldest token that is there: 0 but in a ring. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_first_token(const polyhead_kv_cache* cache, int64_t sequence,
+                                                              int64_t* first_token);
+/* Reads tokens from `first` on, keys as rotated: f32 [kv_heads, n, head_dim] and [kv_heads, n, value_dim]; one may be NULL. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_read(const polyhead_kv_cache* cache, int64_t sequence, int64_t first,
+                                                       const polyhead_tensor* key, const polyhead_tensor* value);
+/* What a plan's key_length has to be to serve this cache however it grows; 0 for a paged cache without limits. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_plan_key_length(const polyhead_kv_cache* cache, int64_t* key_length);
+/* Pages in use, a shared one once, and pages allocated: 0 but for paged. Either pointer may be NULL. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_pages(const polyhead_kv_cache* cache, int64_t* in_use, int64_t* allocated);
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_reserve_pages(polyhead_kv_cache* cache, int64_t pages);
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_memory_bytes(const polyhead_kv_cache* cache, size_t* bytes);
+/* The file appears under its name (UTF-8) only when it is complete. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_save(const polyhead_kv_cache* cache, const char* path);
+/* Errors: io_error for a file that cannot be read or is not what was saved. */
+POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_load(const char* path, polyhead_kv_cache** cache);
+
+/* Row b of the tensors belongs to sequence sequences[b]; S is the longest of these sequences' lengths. */
+typedef struct polyhead_cached_attention_inputs {
+  size_t struct_size;
+  const polyhead_kv_cache* cache;
+  const polyhead_tensor* query;     /* [B, heads, T, head_dim] */
+  const polyhead_tensor* out;       /* [B, heads, T, value_dim], written */
+  const polyhead_tensor* lse;       /* optional f32 [B, heads, T], written */
+  const polyhead_tensor* sequences; /* i32 or i64 [B]; NULL: 0 .. B - 1 */
+  const polyhead_tensor* offsets;   /* these and the following as in polyhead_attention_inputs */
+  const polyhead_tensor* boolean_mask;
+  const polyhead_tensor* bias;
+  const polyhead_tensor* alibi_slopes;
+  const polyhead_tensor* sink;
+} polyhead_cached_attention_inputs;
+
+/* The plan's mask has key lengths, which are the cache's; over a ring it is causal, bottom-right, and its key_length is the
+ * ring's plan_key_length. Steady state allocates nothing. */
+POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_run_cached(const polyhead_attention_plan* plan,
+                                                                   const polyhead_cached_attention_inputs* inputs,
+                                                                   const polyhead_run_options* options);
+/* One call; the mask gets key lengths by itself. options may be NULL: causal, bottom-right. */
+POLYHEAD_EXPORT polyhead_status polyhead_cached_attention(const polyhead_runtime* runtime,
+                                                          const polyhead_cached_attention_inputs* inputs,
+                                                          const polyhead_attention_options* options);
+
 /* ---- multi-head attention: projections, attention, output projection ---- */
 
 typedef struct polyhead_multi_head_attention_spec {

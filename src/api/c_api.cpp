@@ -21,6 +21,9 @@ struct polyhead_cancellation {
 struct polyhead_attention_plan {
   polyhead::AttentionPlan value;
 };
+struct polyhead_kv_cache {
+  polyhead::KvCache value;
+};
 struct polyhead_multi_head_attention {
   polyhead::MultiHeadAttention value;
 };
@@ -40,6 +43,8 @@ static_assert(POLYHEAD_BOOL == static_cast<int>(polyhead::DType::boolean));
 static_assert(POLYHEAD_INTERNAL == static_cast<int>(ErrorCode::internal));
 static_assert(POLYHEAD_CAUSAL_OFFSET == static_cast<int>(polyhead::Causal::offset));
 static_assert(POLYHEAD_FAST == static_cast<int>(polyhead::Precision::fast));
+static_assert(POLYHEAD_CACHE_PAGED == static_cast<int>(polyhead::CacheKind::paged));
+static_assert(POLYHEAD_ROTARY_HALF_SPLIT == static_cast<int>(polyhead::Rotary::half_split));
 static_assert(POLYHEAD_LOG_WARNING == static_cast<int>(polyhead::LogLevel::warning));
 
 // A fixed buffer, so that reporting an error (out of memory among them) allocates nothing and cannot fail.
@@ -220,6 +225,66 @@ polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* g
   return result;
 }
 
+polyhead::AttentionOptions to_attention_options(const polyhead_attention_options* given) {
+  const polyhead_attention_options options = read_optional_struct(given, "options");
+  polyhead::AttentionOptions result;
+  result.scale = to_scale(options.has_scale, options.scale);
+  result.mask = to_mask(options.mask);
+  result.length_invariant = options.length_invariant != 0;
+  result.softcap = options.softcap;
+  result.has_alibi = options.has_alibi != 0;
+  result.has_sink = options.has_sink != 0;
+  result.precision = to_precision(options.precision, "options");
+  return result;
+}
+
+polyhead::KvCacheSpec to_kv_cache_spec(const polyhead_kv_cache_spec* given) {
+  const polyhead_kv_cache_spec spec = read_struct(given, "spec");
+  if (spec.kind < POLYHEAD_CACHE_CONTIGUOUS || spec.kind > POLYHEAD_CACHE_PAGED) {
+    refuse("spec.kind is " + std::to_string(spec.kind) + ", expected a polyhead_cache_kind (0 .. 2)");
+  }
+  if (spec.rotary < POLYHEAD_ROTARY_NONE || spec.rotary > POLYHEAD_ROTARY_HALF_SPLIT) {
+    refuse("spec.rotary is " + std::to_string(spec.rotary) + ", expected a polyhead_rotary (0 .. 2)");
+  }
+  constexpr std::size_t most_frequencies = 1 << 20;  // beyond any head: an uninitialised count
+  if ((spec.frequencies == nullptr) != (spec.frequency_count == 0) || spec.frequency_count > most_frequencies) {
+    refuse("spec.frequency_count is " + std::to_string(spec.frequency_count) + " and frequencies is " +
+           (spec.frequencies == nullptr ? "NULL" : "given") + ", expected both or neither");
+  }
+  polyhead::KvCacheSpec result;
+  result.kind = static_cast<polyhead::CacheKind>(spec.kind);
+  result.dtype = to_dtype(spec.dtype, "spec");
+  result.sequences = spec.sequences;
+  result.kv_heads = spec.kv_heads;
+  result.head_dim = spec.head_dim;
+  result.value_dim = spec.value_dim;
+  result.capacity = spec.capacity;
+  result.window = spec.window;
+  result.page_tokens = spec.page_tokens;
+  result.max_pages = spec.max_pages;
+  result.rotary.style = static_cast<polyhead::Rotary>(spec.rotary);
+  result.rotary.dims = spec.rotary_dims;
+  if (spec.rotary_base != 0.0) result.rotary.base = spec.rotary_base;
+  result.rotary.frequencies.assign(spec.frequencies, spec.frequencies + spec.frequency_count);
+  return result;
+}
+
+polyhead::CachedAttentionInputs to_cached_attention_inputs(const polyhead_cached_attention_inputs* given) {
+  const polyhead_cached_attention_inputs inputs = read_struct(given, "inputs");
+  polyhead::CachedAttentionInputs result;
+  result.cache = &required(inputs.cache, "cache")->value;
+  result.query = to_required_view(inputs.query, "query");
+  result.out = to_required_view(inputs.out, "out");
+  result.lse = to_view(inputs.lse, "lse");
+  result.sequences = to_view(inputs.sequences, "sequences");
+  result.offsets = to_view(inputs.offsets, "offsets");
+  result.boolean_mask = to_view(inputs.boolean_mask, "boolean_mask");
+  result.bias = to_view(inputs.bias, "bias");
+  result.alibi_slopes = to_view(inputs.alibi_slopes, "alibi_slopes");
+  result.sink = to_view(inputs.sink, "sink");
+  return result;
+}
+
 void write_text(const std::string& text, char* buffer, std::size_t capacity, std::size_t* length) {
   if (buffer != nullptr && capacity > 0) {
     const std::size_t copied = std::min(text.size(), capacity - 1);
@@ -390,16 +455,110 @@ polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhe
                                    const polyhead_attention_options* given) {
   return guarded([&] {
     required(runtime, "runtime");
-    const polyhead_attention_options options = read_optional_struct(given, "options");
-    polyhead::AttentionOptions result;
-    result.scale = to_scale(options.has_scale, options.scale);
-    result.mask = to_mask(options.mask);
-    result.length_invariant = options.length_invariant != 0;
-    result.softcap = options.softcap;
-    result.has_alibi = options.has_alibi != 0;
-    result.has_sink = options.has_sink != 0;
-    result.precision = to_precision(options.precision, "options");
-    polyhead::attention(runtime->value, to_attention_inputs(inputs), result);
+    polyhead::attention(runtime->value, to_attention_inputs(inputs), to_attention_options(given));
+  });
+}
+
+// ---- caches
+
+polyhead_status polyhead_kv_cache_create(const polyhead_kv_cache_spec* spec, polyhead_kv_cache** cache) {
+  return guarded([&] {
+    required(cache, "cache");
+    hand_out(cache, polyhead::KvCache(to_kv_cache_spec(spec)));
+  });
+}
+
+void polyhead_kv_cache_destroy(polyhead_kv_cache* cache) {
+  delete cache;
+}
+
+polyhead_status polyhead_kv_cache_append(polyhead_kv_cache* cache, const polyhead_kv_cache_tokens* given) {
+  return guarded([&] {
+    required(cache, "cache");
+    const polyhead_kv_cache_tokens tokens = read_struct(given, "tokens");
+    polyhead::CacheAppend views;
+    views.key = to_required_view(tokens.key, "key");
+    views.value = to_required_view(tokens.value, "value");
+    views.sequences = to_view(tokens.sequences, "sequences");
+    views.lengths = to_view(tokens.lengths, "lengths");
+    views.positions = to_view(tokens.positions, "positions");
+    cache->value.append(views);
+  });
+}
+
+polyhead_status polyhead_kv_cache_trim(polyhead_kv_cache* cache, int64_t sequence, int64_t length) {
+  return guarded([&] { required(cache, "cache")->value.trim(sequence, length); });
+}
+
+polyhead_status polyhead_kv_cache_fork(polyhead_kv_cache* cache, int64_t from, int64_t to, int64_t length) {
+  return guarded([&] { required(cache, "cache")->value.fork(from, to, length); });
+}
+
+polyhead_status polyhead_kv_cache_rotate_queries(const polyhead_kv_cache* cache, const polyhead_tensor* query,
+                                                 const polyhead_tensor* out, const polyhead_tensor* sequences,
+                                                 const polyhead_tensor* positions) {
+  return guarded([&] {
+    required(cache, "cache")
+        ->value.rotate_queries(to_required_view(query, "query"), to_required_view(out, "out"), to_view(sequences, "sequences"),
+                               to_view(positions, "positions"));
+  });
+}
+
+polyhead_status polyhead_kv_cache_length(const polyhead_kv_cache* cache, int64_t sequence, int64_t* length) {
+  return guarded([&] { *required(length, "length") = required(cache, "cache")->value.length(sequence); });
+}
+
+polyhead_status polyhead_kv_cache_first_token(const polyhead_kv_cache* cache, int64_t sequence, int64_t* first_token) {
+  return guarded([&] { *required(first_token, "first_token") = required(cache, "cache")->value.first_token(sequence); });
+}
+
+polyhead_status polyhead_kv_cache_read(const polyhead_kv_cache* cache, int64_t sequence, int64_t first,
+                                       const polyhead_tensor* key, const polyhead_tensor* value) {
+  return guarded([&] { required(cache, "cache")->value.read(sequence, first, to_view(key, "key"), to_view(value, "value")); });
+}
+
+polyhead_status polyhead_kv_cache_plan_key_length(const polyhead_kv_cache* cache, int64_t* key_length) {
+  return guarded([&] { *required(key_length, "key_length") = required(cache, "cache")->value.plan_key_length(); });
+}
+
+polyhead_status polyhead_kv_cache_pages(const polyhead_kv_cache* cache, int64_t* in_use, int64_t* allocated) {
+  return guarded([&] {
+    const polyhead::KvCache& value = required(cache, "cache")->value;
+    if (in_use != nullptr) *in_use = value.pages_in_use();
+    if (allocated != nullptr) *allocated = value.pages_allocated();
+  });
+}
+
+polyhead_status polyhead_kv_cache_reserve_pages(polyhead_kv_cache* cache, int64_t pages) {
+  return guarded([&] { required(cache, "cache")->value.reserve_pages(pages); });
+}
+
+polyhead_status polyhead_kv_cache_memory_bytes(const polyhead_kv_cache* cache, size_t* bytes) {
+  return guarded([&] { *required(bytes, "bytes") = required(cache, "cache")->value.memory_bytes(); });
+}
+
+polyhead_status polyhead_kv_cache_save(const polyhead_kv_cache* cache, const char* path) {
+  return guarded([&] { required(cache, "cache")->value.save(required(path, "path")); });
+}
+
+polyhead_status polyhead_kv_cache_load(const char* path, polyhead_kv_cache** cache) {
+  return guarded([&] {
+    required(cache, "cache");
+    hand_out(cache, polyhead::KvCache::load(required(path, "path")));
+  });
+}
+
+polyhead_status polyhead_attention_plan_run_cached(const polyhead_attention_plan* plan,
+                                                   const polyhead_cached_attention_inputs* inputs,
+                                                   const polyhead_run_options* options) {
+  return guarded([&] { required(plan, "plan")->value.run(to_cached_attention_inputs(inputs), to_run_options(options)); });
+}
+
+polyhead_status polyhead_cached_attention(const polyhead_runtime* runtime, const polyhead_cached_attention_inputs* inputs,
+                                          const polyhead_attention_options* options) {
+  return guarded([&] {
+    polyhead::attention(required(runtime, "runtime")->value, to_cached_attention_inputs(inputs),
+                        options == nullptr ? polyhead::cached_attention_options() : to_attention_options(options));
   });
 }
 

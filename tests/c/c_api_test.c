@@ -569,6 +569,121 @@ static void test_multi_head_attention(const polyhead_runtime* runtime) {
 #endif
 }
 
+/* One key after another into a paged cache of tiny pages, then causal attention over it. */
+static void test_kv_cache(const polyhead_runtime* runtime) {
+  static const int64_t which[batch] = {2, 0}, list_shape[1] = {batch};
+  static const double turns[2] = {1.5, 0.25};
+  polyhead_kv_cache_spec spec = POLYHEAD_INIT(polyhead_kv_cache_spec);
+  polyhead_kv_cache_tokens tokens = POLYHEAD_INIT(polyhead_kv_cache_tokens);
+  polyhead_cached_attention_inputs inputs = POLYHEAD_INIT(polyhead_cached_attention_inputs);
+  polyhead_run_options no_options = POLYHEAD_INIT(polyhead_run_options);
+  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
+  polyhead_attention_plan* plan = NULL;
+  polyhead_kv_cache *cache = NULL, *loaded = NULL, *none = NULL;
+  polyhead_tensor sequences, key, value, read_back;
+  float back[kv_heads * length * dim];
+  const char* path = "c_api_test.cache";
+  int64_t number = 0, allocated = 0;
+  size_t bytes = 0;
+  int t, i;
+  problem p;
+  make_problem(&p);
+  spec.kind = POLYHEAD_CACHE_PAGED, spec.sequences = 3, spec.kv_heads = kv_heads, spec.head_dim = dim, spec.page_tokens = 2;
+  SUCCEEDS(polyhead_kv_cache_create(&spec, &cache));
+  SUCCEEDS(polyhead_tensor_init(&sequences, which, POLYHEAD_I64, 1, list_shape, NULL));
+  tokens.sequences = &sequences;
+  tokens.key = &key, tokens.value = &value;
+  for (t = 0; t < length; ++t) {
+    key = p.key_view, value = p.value_view;
+    key.data = p.key + t * dim, key.shape[2] = 1;
+    value.data = p.value + t * dim, value.shape[2] = 1;
+    SUCCEEDS(polyhead_kv_cache_append(cache, &tokens));
+  }
+  SUCCEEDS(polyhead_kv_cache_length(cache, 2, &number));
+  CHECK(number == length);
+  SUCCEEDS(polyhead_kv_cache_first_token(cache, 2, &number));
+  CHECK(number == 0);
+  SUCCEEDS(polyhead_kv_cache_pages(cache, &number, &allocated));
+  CHECK(number == batch * 3 && allocated >= number);
+  SUCCEEDS(polyhead_kv_cache_pages(cache, NULL, NULL));
+  SUCCEEDS(polyhead_kv_cache_memory_bytes(cache, &bytes));
+  CHECK(bytes == (size_t)allocated * 2 * kv_heads * 2 * dim * sizeof(float));
+  SUCCEEDS(polyhead_kv_cache_plan_key_length(cache, &number));
+  CHECK(number == 0);
+
+  inputs.cache = cache, inputs.query = &p.query_view, inputs.out = &p.out_view, inputs.lse = &p.lse_view;
+  inputs.sequences = &sequences;
+  SUCCEEDS(polyhead_cached_attention(runtime, &inputs, NULL));
+  CHECK(worst_error(&p, 1) < 1e-5);
+  mask.causal = POLYHEAD_CAUSAL_BOTTOM_RIGHT, mask.has_key_lengths = 1;
+  p.spec.mask = &mask;
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  memset(p.out, 0, sizeof(p.out));
+  SUCCEEDS(polyhead_attention_plan_run_cached(plan, &inputs, NULL));
+  CHECK(worst_error(&p, 1) < 1e-5);
+
+  SUCCEEDS(polyhead_kv_cache_save(cache, path));
+  SUCCEEDS(polyhead_kv_cache_load(path, &loaded));
+  remove(path);
+  memset(p.out, 0, sizeof(p.out));
+  inputs.cache = loaded;
+  SUCCEEDS(polyhead_attention_plan_run_cached(plan, &inputs, &no_options));
+  CHECK(worst_error(&p, 1) < 1e-5);
+  polyhead_attention_plan_destroy(plan);
+  FAILS(POLYHEAD_IO_ERROR, "c_api_test.cache", polyhead_kv_cache_load(path, &none));
+
+  SUCCEEDS(polyhead_kv_cache_fork(loaded, 2, 1, 3));
+  SUCCEEDS(polyhead_kv_cache_length(loaded, 1, &number));
+  CHECK(number == 3);
+  SUCCEEDS(polyhead_kv_cache_trim(loaded, 1, 1));
+  SUCCEEDS(polyhead_kv_cache_reserve_pages(loaded, 20));
+  {
+    const int64_t shape[3] = {kv_heads, 1, dim};
+    SUCCEEDS(polyhead_tensor_init(&read_back, back, POLYHEAD_F32, 3, shape, NULL));
+  }
+  SUCCEEDS(polyhead_kv_cache_read(loaded, 1, 0, &read_back, NULL));
+  for (i = 0; i < dim; ++i) CHECK(back[i] == p.key[i] && back[dim + i] == p.key[length * dim + i]);
+
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cache", polyhead_kv_cache_create(&spec, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "spec", polyhead_kv_cache_create(NULL, &none));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cache", polyhead_kv_cache_append(NULL, &tokens));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "tokens", polyhead_kv_cache_append(cache, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "sequence is 3", polyhead_kv_cache_trim(cache, 3, 0));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "to is -1", polyhead_kv_cache_fork(cache, 0, -1, -1));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "length", polyhead_kv_cache_length(cache, 0, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "path", polyhead_kv_cache_save(cache, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "without rotary",
+        polyhead_kv_cache_rotate_queries(cache, &p.query_view, &p.out_view, NULL, NULL));
+  inputs.cache = NULL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cache", polyhead_cached_attention(runtime, &inputs, NULL));
+  spec.kind = 3;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "spec.kind is 3", polyhead_kv_cache_create(&spec, &none));
+  spec.kind = POLYHEAD_CACHE_RING, spec.page_tokens = 0, spec.capacity = 4, spec.window = 5;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "window is 5", polyhead_kv_cache_create(&spec, &none));
+  spec.window = 4, spec.rotary = 7;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "spec.rotary is 7", polyhead_kv_cache_create(&spec, &none));
+  spec.rotary = POLYHEAD_ROTARY_INTERLEAVED, spec.rotary_dims = 4, spec.frequency_count = 2;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "frequency_count", polyhead_kv_cache_create(&spec, &none));
+  spec.frequencies = turns;
+  CHECK(none == NULL);
+  SUCCEEDS(polyhead_kv_cache_create(&spec, &none));
+  {
+    const int64_t positions[batch] = {4, 100000};
+    polyhead_tensor where;
+    double x, y;
+    SUCCEEDS(polyhead_tensor_init(&where, positions, POLYHEAD_I64, 1, list_shape, NULL));
+    SUCCEEDS(polyhead_kv_cache_rotate_queries(none, &p.query_view, &p.out_view, NULL, &where));
+    x = p.query[dim + 0], y = p.query[dim + 1]; /* query 1 of the first head: position 5 */
+    CHECK(fabs(p.out[dim + 0] - (x * cos(7.5) - y * sin(7.5))) < 1e-6);
+    CHECK(fabs(p.out[dim + 1] - (x * sin(7.5) + y * cos(7.5))) < 1e-6);
+    CHECK(p.out[dim + 4] == p.query[dim + 4]);
+  }
+  polyhead_kv_cache_destroy(none);
+  polyhead_kv_cache_destroy(loaded);
+  polyhead_kv_cache_destroy(cache);
+  polyhead_kv_cache_destroy(NULL);
+}
+
 static void test_bert_errors(const polyhead_runtime* runtime) {
   polyhead_bert_encoder* encoder = NULL;
   int64_t hidden_size = 0;
@@ -598,6 +713,7 @@ int main(void) {
   test_struct_size(runtime);
   test_precision(runtime);
   test_multi_head_attention(runtime);
+  test_kv_cache(runtime);
   test_bert_errors(runtime);
   polyhead_runtime_destroy(runtime);
   test_lifetime();
