@@ -1,0 +1,164 @@
+"""KvCache from Python: attention over it against float64, forks, files, errors, threads."""
+
+import threading
+
+import numpy as np
+import polyhead
+import pytest
+import reference
+
+KINDS = {
+    "contiguous": {"kind": "contiguous", "capacity": 64},
+    "ring": {"kind": "ring", "capacity": 64, "window": 64},
+    "paged": {"kind": "paged", "page_tokens": 7},
+}
+
+
+def draw(generator, *shape):
+    return generator.standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_attention_over_a_cache(generator, kind, rows):
+    cache = polyhead.KvCache(**KINDS[kind], sequences=3, kv_heads=2, head_dim=16, value_dim=12)
+    key, value = draw(generator, 2, 2, 40, 16), draw(generator, 2, 2, 40, 12)
+    for begin in range(0, 40, 9):
+        cache.append(key[:, :, begin : begin + 9], value[:, :, begin : begin + 9], sequences=[2, 0])
+    assert cache.lengths == [40, 0, 40]
+    query = draw(generator, 2, 4, rows, 16)
+    out = cache.attention(query, sequences=[2, 0])
+    allowed = np.arange(40)[None, :] <= np.arange(rows)[:, None] + 40 - rows
+    expected = reference.attention(query, key, value, allowed[None, None])
+    reference.assert_close(out, expected, reference.tolerance(query, key, value))
+    target = np.empty_like(out)
+    assert cache.attention(query, sequences=[2, 0], out=target) is target
+    assert np.array_equal(out, target)
+
+
+def test_masks_and_score_changes(generator):
+    cache = polyhead.KvCache("paged", kv_heads=1, head_dim=8, page_tokens=4)
+    key, value, query = draw(generator, 1, 1, 30, 8), draw(generator, 1, 1, 30, 8), draw(generator, 1, 2, 5, 8)
+    cache.append(key, value)
+    window = (np.arange(30)[None, :] <= np.arange(5)[:, None] + 25) & (np.arange(30)[None, :] > np.arange(5)[:, None] + 25 - 6)
+    limit = reference.tolerance(query, key, value)
+    reference.assert_close(
+        cache.attention(query, window=6), reference.attention(query, key, value, window[None, None]), limit
+    )
+    mask = generator.random((1, 2, 5, 30)) < 0.5
+    reference.assert_close(
+        cache.attention(query, attn_mask=mask, is_causal=False), reference.attention(query, key, value, mask), limit
+    )
+    bias = draw(generator, 2, 1, 30)
+    reference.assert_close(
+        cache.attention(query, attn_mask=bias, is_causal=False, softcap=2.0, sink=np.float32([0.5, -1])),
+        reference.attention(query, key, value, bias, softcap=2.0, sink=np.float32([0.5, -1])),
+        limit,
+    )
+
+
+@pytest.mark.parametrize("style", ["interleaved", "half_split"])
+def test_rotary_embedding(generator, style):
+    cache = polyhead.KvCache("contiguous", kv_heads=1, head_dim=8, capacity=9, rotary=style)
+    key, query = draw(generator, 1, 1, 4, 8), draw(generator, 1, 3, 4, 8)
+    far = 1_000_003
+    cache.append(key, key, positions=[far])
+    angles = np.arange(far, far + 4)[:, None] * 10000.0 ** (-np.arange(4) / 4)
+
+    def rotate(rows):
+        pairs = rows.astype(np.float64)
+        x, y = (pairs[..., 0::2], pairs[..., 1::2]) if style == "interleaved" else (pairs[..., :4], pairs[..., 4:])
+        turned = x * np.cos(angles) - y * np.sin(angles), x * np.sin(angles) + y * np.cos(angles)
+        return np.stack(turned, -1).reshape(rows.shape) if style == "interleaved" else np.concatenate(turned, -1)
+
+    stored, values = cache.read(0)
+    assert np.abs(stored - rotate(key)[0]).max() < 1e-6
+    assert np.array_equal(values, key[0])
+    expected = rotate(query)
+    assert np.abs(cache.rotate_queries(query, positions=[far]) - expected).max() < 1e-6
+    assert cache.rotate_queries(query, positions=[far], out=query) is query
+    assert np.abs(query - expected).max() < 1e-6
+
+
+def test_forks_share_pages_until_one_writes(generator):
+    cache = polyhead.KvCache("paged", sequences=3, kv_heads=1, head_dim=4, page_tokens=4)
+    key = draw(generator, 1, 1, 10, 4)
+    cache.append(key, key)
+    cache.fork(0, 1)
+    cache.fork(0, 2, 4)
+    assert cache.pages_in_use == 3 and cache.lengths == [10, 10, 4]
+    cache.append(key[:, :, :1], key[:, :, :1], sequences=[1])
+    assert cache.pages_in_use == 4
+    assert np.array_equal(cache.read(0)[0], key[0])
+    assert np.array_equal(cache.read(1, 9)[1][0], np.concatenate([key[0, 0, 9:], key[0, 0, :1]]))
+    cache.trim(0, 0)
+    assert cache.pages_in_use == 3 and cache.length(0) == 0
+
+
+def test_files(generator, tmp_path):
+    cache = polyhead.KvCache("paged", sequences=2, kv_heads=1, head_dim=4, page_tokens=4)
+    key = draw(generator, 2, 1, 10, 4)
+    cache.append(key, key, lengths=np.int32([10, 3]))
+    cache.save(tmp_path / "cache")
+    loaded = polyhead.KvCache.load(str(tmp_path / "cache"))
+    assert loaded.lengths == [10, 3] and loaded.pages_in_use == cache.pages_in_use
+    assert np.array_equal(loaded.read(0)[0], key[0])
+    data = bytearray((tmp_path / "cache").read_bytes())
+    data[-20] ^= 1
+    (tmp_path / "broken").write_bytes(data)
+    with pytest.raises(polyhead.FileError, match="broken.*checksum"):
+        polyhead.KvCache.load(tmp_path / "broken")
+    with pytest.raises(polyhead.FileError, match="no such file"):
+        polyhead.KvCache.load(tmp_path / "absent")
+
+
+def test_errors_name_the_argument(generator):
+    with pytest.raises(ValueError, match="kind: is 'pages', expected one of 'contiguous', 'ring', 'paged'"):
+        polyhead.KvCache("pages", kv_heads=1, head_dim=4)
+    with pytest.raises(TypeError, match="rotary: is 3"):
+        polyhead.KvCache("paged", kv_heads=1, head_dim=4, rotary=3)
+    with pytest.raises(ValueError, match="capacity is 0"):
+        polyhead.KvCache("contiguous", kv_heads=1, head_dim=4)
+    cache = polyhead.KvCache("paged", kv_heads=1, head_dim=4, page_tokens=2, max_pages=3)
+    rows = draw(generator, 1, 1, 4, 4)
+    cache.append(rows, rows)
+    with pytest.raises(polyhead.OutOfMemoryError, match="max_pages"):
+        cache.append(rows, rows)
+    assert cache.length(0) == 4
+    with pytest.raises(ValueError, match="sequences"):
+        cache.append(rows, rows, sequences=[1])
+    with pytest.raises(TypeError, match="sequences: data type is float64"):
+        cache.append(rows, rows, sequences=[0.5])
+    with pytest.raises(TypeError, match="key: data type is float64"):
+        cache.append(rows.astype(np.float64), rows)
+    with pytest.raises(ValueError, match="query: is float32"):
+        cache.attention(rows[0])
+    with pytest.raises(ValueError, match="window: is 0"):
+        cache.attention(rows, window=0)
+    with pytest.raises(ValueError, match="without rotary"):
+        cache.rotate_queries(rows)
+    with pytest.raises(ValueError, match="length: is -1"):
+        cache.fork(0, 0, -1)
+
+
+def test_readers_and_writers_wait_for_each_other(generator):
+    """One thread appends while others attend: each answer is one over a whole number of tokens."""
+    cache = polyhead.KvCache("paged", kv_heads=1, head_dim=8, page_tokens=4)
+    ones = np.ones((1, 1, 3, 8), np.float32)
+    cache.append(ones, ones)
+    query, wrong, stop = draw(generator, 1, 1, 1, 8), [], threading.Event()
+
+    def attend():
+        while not stop.is_set():
+            if np.abs(cache.attention(query) - 1).max() > 1e-5:
+                wrong.append(cache.length(0))
+
+    readers = [threading.Thread(target=attend) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for _ in range(200):
+        cache.append(ones, ones)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not wrong and cache.length(0) == 603
