@@ -5,6 +5,7 @@
 #include "polyhead/bert.hpp"
 #include "polyhead/error.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/merge.hpp"
 #include "polyhead/multi_head_attention.hpp"
 #include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"

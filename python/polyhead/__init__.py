@@ -17,7 +17,10 @@ from ._polyhead import (
     OutOfMemoryError,
     UnsupportedError,
     __version__,
+    flash_attn_func,
+    flash_attn_varlen_func,
     get_num_threads,
+    merge,
     scaled_dot_product_attention,
     set_num_threads,
 )
@@ -39,8 +42,11 @@ __all__ = [
     "TorchMultiHeadAttention",
     "UnsupportedError",
     "__version__",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
     "get_num_threads",
     "info",
+    "merge",
     "scaled_dot_product_attention",
     "set_num_threads",
 ]

@@ -24,19 +24,19 @@ std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask) {
   }
 }
 
-std::optional<BorrowedArray> borrow_key_lengths(nb::handle key_lengths) {
-  if (key_lengths.is_none()) return std::nullopt;
-  std::optional<BorrowedArray> lengths;
-  if (PyList_Check(key_lengths.ptr()) || PyTuple_Check(key_lengths.ptr()) || PyLong_Check(key_lengths.ptr())) {
-    lengths.emplace(nb::module_::import_("numpy").attr("asarray")(key_lengths), "key_lengths");
+std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* argument) {
+  if (integers.is_none()) return std::nullopt;
+  std::optional<BorrowedArray> result;
+  if (PyList_Check(integers.ptr()) || PyTuple_Check(integers.ptr()) || PyLong_Check(integers.ptr())) {
+    result.emplace(nb::module_::import_("numpy").attr("asarray")(integers), argument);
   } else {
-    lengths.emplace(key_lengths, "key_lengths");
+    result.emplace(integers, argument);
   }
-  const DType dtype = lengths->view().dtype;
+  const DType dtype = result->view().dtype;
   if (dtype != DType::i32 && dtype != DType::i64) {
-    throw_type_error(std::string("key_lengths: data type is ") + python_name(dtype) + ", expected int32 or int64");
+    throw_type_error(std::string(argument) + ": data type is " + python_name(dtype) + ", expected int32 or int64");
   }
-  return lengths;
+  return result;
 }
 
 Precision to_precision(nb::handle precision) {

@@ -145,6 +145,8 @@ polyhead::Mask to_mask(const polyhead_mask* given) {
   if (mask.has_offsets != 0) result = result & polyhead::Mask::offsets();
   if (mask.has_boolean != 0) result = result & polyhead::Mask::boolean();
   if (mask.has_bias != 0) result = result & polyhead::Mask::bias();
+  if (mask.has_query_lengths != 0) result = result & polyhead::Mask::query_lengths();
+  if (mask.is_packed != 0) result = result & polyhead::Mask::packed();
   return result;
 }
 
@@ -217,6 +219,9 @@ polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* g
   result.bias = to_view(inputs.bias, "bias");
   result.alibi_slopes = to_view(inputs.alibi_slopes, "alibi_slopes");
   result.sink = to_view(inputs.sink, "sink");
+  result.query_lengths = to_view(inputs.query_lengths, "query_lengths");
+  result.cumulative_query_lengths = to_view(inputs.cumulative_query_lengths, "cumulative_query_lengths");
+  result.cumulative_key_lengths = to_view(inputs.cumulative_key_lengths, "cumulative_key_lengths");
   return result;
 }
 
@@ -400,6 +405,22 @@ polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhe
     result.has_sink = options.has_sink != 0;
     result.precision = to_precision(options.precision, "options");
     polyhead::attention(runtime->value, to_attention_inputs(inputs), result);
+  });
+}
+
+polyhead_status polyhead_merge(const polyhead_runtime* runtime, const polyhead_merge_inputs* given) {
+  return guarded([&] {
+    required(runtime, "runtime");
+    const polyhead_merge_inputs inputs = read_struct(given, "inputs");
+    polyhead::MergeInputs views;
+    views.out1 = to_required_view(inputs.out1, "out1");
+    views.lse1 = to_required_view(inputs.lse1, "lse1");
+    views.out2 = to_required_view(inputs.out2, "out2");
+    views.lse2 = to_required_view(inputs.lse2, "lse2");
+    views.out = to_required_view(inputs.out, "out");
+    views.lse = to_view(inputs.lse, "lse");
+    views.sink = to_view(inputs.sink, "sink");
+    polyhead::merge(runtime->value, views);
   });
 }
 

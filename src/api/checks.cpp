@@ -173,19 +173,21 @@ void check_given(const char* name, const TensorView& view, bool wanted, const ch
   }
 }
 
-void broadcast_strides(const char* name, const TensorView& view, const std::int64_t shape[4], std::ptrdiff_t strides[4]) {
+void broadcast_strides(const char* name, const TensorView& view, const std::int64_t shape[4], std::ptrdiff_t strides[4],
+                       bool longer) {
   bool fits = view.rank <= 4;
   const std::int64_t item = size_in_bytes(view.dtype);
   for (int i = 0; i < 4; ++i) strides[i] = 0;
   for (int i = 0; fits && i < view.rank; ++i) {
     const int to = 4 - view.rank + i;
     if (view.shape[i] == 1) continue;
-    fits = view.shape[i] == shape[to];
+    fits = view.shape[i] == shape[to] || (longer && to >= 2 && view.shape[i] > shape[to]);
     strides[to] = view.strides[i] * item;
   }
   if (!fits) {
     fail(name, shape_text(view),
-         "a shape that broadcasts to " + shape_text(view.dtype, {shape[0], shape[1], shape[2], shape[3]}));
+         "a shape that broadcasts to " + shape_text(view.dtype, {shape[0], shape[1], shape[2], shape[3]}) +
+             (longer ? ", or to more in the last two dimensions" : ""));
   }
   check_memory(name, view);
 }

@@ -63,6 +63,18 @@ Mask Mask::bias() {
   return mask;
 }
 
+Mask Mask::query_lengths() {
+  Mask mask;
+  mask.has_query_lengths = true;
+  return mask;
+}
+
+Mask Mask::packed() {
+  Mask mask;
+  mask.is_packed = true;
+  return mask;
+}
+
 Mask operator&(const Mask& a, const Mask& b) {
   if (a.causality != Causal::none && b.causality != Causal::none && a.causality != b.causality) {
     throw Error(ErrorCode::invalid_argument, "mask: two causal alignments that differ cannot be combined");
@@ -75,6 +87,8 @@ Mask operator&(const Mask& a, const Mask& b) {
   both.has_offsets = a.has_offsets || b.has_offsets;
   both.has_boolean = a.has_boolean || b.has_boolean;
   both.has_bias = a.has_bias || b.has_bias;
+  both.has_query_lengths = a.has_query_lengths || b.has_query_lengths;
+  both.is_packed = a.is_packed || b.is_packed;
   return both;
 }
 

@@ -52,6 +52,7 @@ class AttentionPlan {
     LeaseHandle& operator=(const LeaseHandle&) = delete;
     std::int64_t* key_lengths() const;  // [maximum batch], for the caller to fill
     std::int64_t* offsets() const;
+    SequenceTable& sequences() const;
     // Memory beyond the workspace, kept with the lease: for packing operands whose last dimension is not contiguous.
     void* side_memory(std::size_t bytes) const;
     Lease& lease() const { return *lease_; }
@@ -61,7 +62,8 @@ class AttentionPlan {
     std::unique_ptr<Lease> lease_;
   };
 
-  // Sizes in operands.shape are at most the plan's. Throws Error(cancelled), or what the host's executor lets through.
+  // Sizes in operands.shape are at most the plan's, and operands.sequences are given exactly when goes_by_sequences(mask).
+  // Throws Error(cancelled), or what the host's executor lets through.
   void run(const LeaseHandle& handle, const AttentionOperands& operands, const std::atomic<bool>* cancel) const;
 
   std::size_t workspace_bytes() const noexcept { return workspace_bytes_; }
@@ -72,12 +74,14 @@ class AttentionPlan {
   struct Run;
   void run_piece(const Run& run, std::int64_t piece, char* scratch) const;
   double estimate_ns(const AttentionOperands& operands) const;
+  std::string explain_tiles() const;
 
   AttentionShape maximum_;
   Mask mask_;
   bool length_invariant_;
   Precision precision_;
   ScoreChanges changes_;
+  bool by_sequences_;  // work is cut at run time, from the sequences' lengths
   const dispatch::KernelTable& kernels_;
   std::shared_ptr<graph::Scheduler> scheduler_;
   AttentionChoice choice_;  // for the maximum shape

@@ -29,16 +29,30 @@ T* at(T* base, std::ptrdiff_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<Byte*>(base) + bytes);
 }
 
-// The part of the kernel's arguments that all pieces of a (batch item, kv head) share.
-simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head, const KeyRange& keys) {
+// An item of a run as a sequence: where runs go by batch items, the whole of one.
+Sequence sequence_of(const AttentionOperands& o, std::int64_t item) {
+  if (o.sequences) return o.sequences[item];
+  Sequence sequence;
+  sequence.batch = sequence.mask_batch = item;
+  sequence.query_length = o.shape.query_length;
+  sequence.key_length = o.mask.has_key_lengths ? o.key_lengths[item] : o.shape.key_length;
+  if (o.mask.causality == Causal::bottom_right) sequence.offset = sequence.key_length - sequence.query_length;
+  if (o.mask.has_offsets) sequence.offset = o.offsets[item];
+  return sequence;
+}
+
+// The part of the kernel's arguments that all pieces of a (sequence, kv head) share.
+simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& sequence, std::int64_t kv_head,
+                                 const KeyRange& keys) {
   const std::int64_t group = o.shape.group(), head = kv_head * group;
+  const std::int64_t batch = sequence.batch, mask_batch = sequence.mask_batch;
   simd::AttentionF32Args args;
-  args.query = at(o.query, batch * o.query_strides[0] + head * o.query_strides[1]);
+  args.query = at(o.query, batch * o.query_strides[0] + head * o.query_strides[1] + sequence.query_begin * o.query_strides[2]);
   args.query_stride = o.query_strides[2];
   args.query_head_stride = o.query_strides[1];
-  args.key = at(o.key, batch * o.key_strides[0] + kv_head * o.key_strides[1]);
+  args.key = at(o.key, batch * o.key_strides[0] + kv_head * o.key_strides[1] + sequence.key_begin * o.key_strides[2]);
   args.key_stride = o.key_strides[2];
-  args.value = at(o.value, batch * o.value_strides[0] + kv_head * o.value_strides[1]);
+  args.value = at(o.value, batch * o.value_strides[0] + kv_head * o.value_strides[1] + sequence.key_begin * o.value_strides[2]);
   args.value_stride = o.value_strides[2];
   args.group = group;
   args.head_dim = o.shape.head_dim;
@@ -49,13 +63,16 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch,
   args.visible_end = keys.visible_end;
   const ScoreOperands& scores = o.scores;
   if (scores.boolean_mask) {
-    args.boolean_mask = at(scores.boolean_mask, batch * scores.mask_strides[0] + head * scores.mask_strides[1]);
+    args.boolean_mask =
+        at(scores.boolean_mask, mask_batch * scores.mask_strides[0] + head * scores.mask_strides[1] +
+                                    sequence.mask_query * scores.mask_strides[2] + sequence.mask_key * scores.mask_strides[3]);
     args.mask_head_stride = scores.mask_strides[1];
     args.mask_stride = scores.mask_strides[2];
     args.mask_key_stride = scores.mask_strides[3];
   }
   if (scores.bias) {
-    args.bias = at(scores.bias, batch * scores.bias_strides[0] + head * scores.bias_strides[1]);
+    args.bias = at(scores.bias, mask_batch * scores.bias_strides[0] + head * scores.bias_strides[1] +
+                                    sequence.mask_query * scores.bias_strides[2] + sequence.mask_key * scores.bias_strides[3]);
     args.bias_head_stride = scores.bias_strides[1];
     args.bias_stride = scores.bias_strides[2];
     args.bias_key_stride = scores.bias_strides[3];
@@ -69,15 +86,48 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch,
     args.sink = at(scores.sink, head * scores.sink_stride);
     args.sink_stride = scores.sink_stride;
   }
-  args.out = at(o.out, batch * o.out_strides[0] + head * o.out_strides[1]);
+  args.out = at(o.out, batch * o.out_strides[0] + head * o.out_strides[1] + sequence.query_begin * o.out_strides[2]);
   args.out_stride = o.out_strides[2];
   args.out_head_stride = o.out_strides[1];
   if (o.lse) {
-    args.lse = at(o.lse, batch * o.lse_strides[0] + head * o.lse_strides[1]);
+    args.lse = at(o.lse, batch * o.lse_strides[0] + head * o.lse_strides[1] + sequence.query_begin * o.lse_strides[2]);
     args.lse_stride = o.lse_strides[2];
     args.lse_head_stride = o.lse_strides[1];
   }
   return args;
+}
+
+// The keys that rows of a sequence may see by structure.
+KeyRange key_range(const AttentionOperands& o, const Sequence& sequence, std::int64_t row_begin, std::int64_t row_end) {
+  const std::int64_t keys = sequence.key_length, offset = sequence.offset;
+  KeyRange range;
+  range.offset = offset;
+  range.visible_begin = simd::AttentionF32Args::unbounded_begin;
+  range.visible_end = simd::AttentionF32Args::unbounded_end;
+  if (o.mask.causality != Causal::none) range.visible_end = offset + 1;
+  // Limits that reach beyond any key are the same as none; clamping keeps the sums below far from overflow.
+  const std::int64_t far = std::int64_t{1} << 61;
+  if (o.mask.window_right != Mask::unbounded) {
+    range.visible_end = std::min(range.visible_end, offset + std::min(o.mask.window_right, far) + 1);
+  }
+  if (o.mask.window_left != Mask::unbounded) range.visible_begin = offset - std::min(o.mask.window_left, far);
+  if (row_begin >= row_end) return range;
+  const std::int64_t group = o.shape.group();
+  range.begin = std::clamp<std::int64_t>(row_begin / group + range.visible_begin, 0, keys);
+  range.end = std::clamp<std::int64_t>((row_end - 1) / group + range.visible_end, 0, keys);
+  return range;
+}
+
+// What rows come to that no key is left for.
+void write_empty_rows(const simd::AttentionF32Args& args) {
+  for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
+    const std::int64_t t = row / args.group, g = row % args.group;
+    std::memset(at(args.out, t * args.out_stride + g * args.out_head_stride), 0,
+                static_cast<std::size_t>(args.value_dim) * sizeof(float));
+    if (!args.lse) continue;
+    *at(args.lse, t * args.lse_stride + g * args.lse_head_stride) =
+        args.sink ? *at(args.sink, g * args.sink_stride) : -std::numeric_limits<float>::infinity();
+  }
 }
 
 std::int64_t sum_of_clamped(std::int64_t first, std::int64_t last, std::int64_t offset, std::int64_t low, std::int64_t high) {
@@ -136,33 +186,16 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
   return choice;
 }
 
-AttentionShape own_shape(const AttentionOperands& o, std::int64_t batch) {
+AttentionShape own_shape(const AttentionOperands& o, std::int64_t item) {
+  const Sequence sequence = sequence_of(o, item);
   AttentionShape shape = o.shape;
-  if (o.mask.has_key_lengths) shape.key_length = o.key_lengths[batch];
+  shape.query_length = sequence.query_length;
+  shape.key_length = sequence.key_length;
   return shape;
 }
 
-KeyRange key_range(const AttentionOperands& o, std::int64_t batch, std::int64_t row_begin, std::int64_t row_end) {
-  const std::int64_t keys = own_shape(o, batch).key_length;
-  std::int64_t offset = 0;
-  if (o.mask.causality == Causal::bottom_right) offset = keys - o.shape.query_length;
-  if (o.mask.has_offsets) offset = o.offsets[batch];
-  KeyRange range;
-  range.offset = offset;
-  range.visible_begin = simd::AttentionF32Args::unbounded_begin;
-  range.visible_end = simd::AttentionF32Args::unbounded_end;
-  if (o.mask.causality != Causal::none) range.visible_end = offset + 1;
-  // Limits that reach beyond any key are the same as none; clamping keeps the sums below far from overflow.
-  const std::int64_t far = std::int64_t{1} << 61;
-  if (o.mask.window_right != Mask::unbounded) {
-    range.visible_end = std::min(range.visible_end, offset + std::min(o.mask.window_right, far) + 1);
-  }
-  if (o.mask.window_left != Mask::unbounded) range.visible_begin = offset - std::min(o.mask.window_left, far);
-  if (row_begin >= row_end) return range;
-  const std::int64_t group = o.shape.group();
-  range.begin = std::clamp<std::int64_t>(row_begin / group + range.visible_begin, 0, keys);
-  range.end = std::clamp<std::int64_t>((row_end - 1) / group + range.visible_end, 0, keys);
-  return range;
+KeyRange key_range(const AttentionOperands& o, std::int64_t item, std::int64_t row_begin, std::int64_t row_end) {
+  return key_range(o, sequence_of(o, item), row_begin, row_end);
 }
 
 std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length) {
@@ -205,9 +238,9 @@ std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, 
   return most;
 }
 
-double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t row_begin,
+double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t row_begin,
                      std::int64_t row_end) {
-  const KeyRange keys = key_range(o, batch, row_begin, row_end);
+  const KeyRange keys = key_range(o, item, row_begin, row_end);
   if (keys.begin >= keys.end) return 50.0 + static_cast<double>((row_end - row_begin) * o.shape.value_dim) * 0.1;
   const std::int64_t group = o.shape.group(), first = row_begin / group, last = (row_end - 1) / group;
   const double spans = static_cast<double>(sum_of_clamped(first, last, keys.visible_end, keys.begin, keys.end) -
@@ -221,9 +254,10 @@ double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, 
   return 200.0 + rows * width * 0.1 + std::max(arithmetic, reading);
 }
 
-void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head,
+void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t kv_head,
                        std::int64_t row_begin, std::int64_t row_end, std::int64_t split, float* partial, void* scratch) {
-  const KeyRange keys = key_range(o, batch, row_begin, row_end);
+  const Sequence sequence = sequence_of(o, item);
+  const KeyRange keys = key_range(o, sequence, row_begin, row_end);
   const std::int64_t block = choice.kernel->key_block;
   const std::int64_t begin = std::max(keys.begin / block * block, split * choice.key_split);
   const std::int64_t end = std::min(keys.end, (split + 1) * choice.key_split);
@@ -236,7 +270,7 @@ void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o
     }
     return;
   }
-  simd::AttentionF32Args args = arguments(o, batch, kv_head, keys);
+  simd::AttentionF32Args args = arguments(o, sequence, kv_head, keys);
   args.row_begin = row_begin;
   args.row_end = row_end;
   args.key_begin = begin;
@@ -246,9 +280,9 @@ void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o
   choice.kernel->run(args);
 }
 
-void merge_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head,
+void merge_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t kv_head,
                 std::int64_t row_begin, std::int64_t row_end, const float* const* partials, std::int64_t splits) {
-  const simd::AttentionF32Args whole = arguments(o, batch, kv_head, KeyRange{});
+  const simd::AttentionF32Args whole = arguments(o, sequence_of(o, item), kv_head, KeyRange{});
   simd::MergeF32Args args;
   args.partials = partials;
   args.splits = splits;
@@ -267,11 +301,17 @@ void merge_rows(const AttentionChoice& choice, const AttentionOperands& o, std::
   choice.merge->run(args);
 }
 
-void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head,
+void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t kv_head,
               std::int64_t row_begin, std::int64_t row_end, void* scratch) {
   if (row_begin >= row_end) return;
+  const Sequence sequence = sequence_of(o, item);
+  const KeyRange keys = key_range(o, sequence, row_begin, row_end);
+  simd::AttentionF32Args args = arguments(o, sequence, kv_head, keys);
+  args.row_begin = row_begin;
+  args.row_end = row_end;
+  if (keys.begin >= keys.end) return write_empty_rows(args);
   // The number of splits comes from the row's own key length, so that a row has the same bits in any batch.
-  const std::int64_t splits = split_count(choice, own_shape(o, batch).key_length);
+  const std::int64_t splits = split_count(choice, sequence.key_length);
   if (splits > 1) {
     const std::size_t stride = partial_floats(o.shape, row_end - row_begin);
     char* memory = static_cast<char*>(scratch);
@@ -280,18 +320,14 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
     void* kernel_scratch = sums + static_cast<std::size_t>(splits) * stride;
     for (std::int64_t split = 0; split < splits; ++split) {
       partials[split] = sums + static_cast<std::size_t>(split) * stride;
-      run_rows_of_split(choice, o, batch, kv_head, row_begin, row_end, split, partials[split], kernel_scratch);
+      run_rows_of_split(choice, o, item, kv_head, row_begin, row_end, split, partials[split], kernel_scratch);
     }
-    merge_rows(choice, o, batch, kv_head, row_begin, row_end, partials, splits);
+    merge_rows(choice, o, item, kv_head, row_begin, row_end, partials, splits);
     return;
   }
-  const KeyRange keys = key_range(o, batch, row_begin, row_end);
-  simd::AttentionF32Args args = arguments(o, batch, kv_head, keys);
   const std::int64_t block = choice.kernel->key_block;
-  args.row_begin = row_begin;
-  args.row_end = row_end;
-  args.key_begin = std::min(keys.begin, keys.end) / block * block;
-  args.key_end = std::max(keys.end, args.key_begin);
+  args.key_begin = keys.begin / block * block;
+  args.key_end = keys.end;
   args.scratch = scratch;
   choice.kernel->run(args);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "dispatch/kernel_table.hpp"
+#include "plan/attention_sequences.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
 #include "simd/contract/attention.hpp"
@@ -19,7 +20,7 @@ struct AttentionShape {
 };
 
 // Which kernel, and at which multiples keys are split. A function of the row's own shape (head sizes, query length, group, its
-// batch item's key length, kind of mask, precision) and of the target, never of batch, the number of heads or threads: the bits
+// item's key length, kind of mask, precision) and of the target, never of batch, the number of heads or threads: the bits
 // depend on it. `shape.key_length` must therefore be the batch item's own length where lengths are given (own_shape below).
 struct AttentionChoice {
   const simd::AttentionKernel* kernel = nullptr;
@@ -62,19 +63,22 @@ struct AttentionOperands {
   std::ptrdiff_t query_strides[3] = {}, key_strides[3] = {}, value_strides[3] = {}, out_strides[3] = {}, lse_strides[3] = {};
   const std::int64_t* key_lengths = nullptr;  // [batch], exactly when mask.has_key_lengths
   const std::int64_t* offsets = nullptr;      // [batch], exactly when mask.has_offsets
+  // Where given, the items of the functions below are these, else batch items; lengths and offsets are then theirs.
+  const Sequence* sequences = nullptr;
+  std::int64_t sequence_count = 0;
   ScoreOperands scores;
 };
 
-// The run's shape as batch item `batch` sees it: with its own key length.
-AttentionShape own_shape(const AttentionOperands& operands, std::int64_t batch);
+// The run's shape as item `item` sees it: with its own lengths.
+AttentionShape own_shape(const AttentionOperands& operands, std::int64_t item);
 
-// The keys that rows [row_begin, row_end) of a batch item may see by structure, and the visibility limits for the kernel.
+// The keys that rows [row_begin, row_end) of an item may see by structure, and the visibility limits for the kernel.
 struct KeyRange {
   std::int64_t begin = 0, end = 0;                  // begin is not yet rounded to a key block; empty when begin >= end
   std::int64_t visible_begin = 0, visible_end = 0;  // as in simd::AttentionF32Args
   std::int64_t offset = 0;                          // of the causal diagonal: query t stands at key t + offset
 };
-KeyRange key_range(const AttentionOperands& operands, std::int64_t batch, std::int64_t row_begin, std::int64_t row_end);
+KeyRange key_range(const AttentionOperands& operands, std::int64_t item, std::int64_t row_begin, std::int64_t row_end);
 
 // Floats of one split's partial result of `rows` rows, rounded to whole cache lines.
 std::size_t partial_floats(const AttentionShape& shape, std::int64_t rows);
@@ -86,23 +90,23 @@ std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, 
                                const dispatch::KernelTable& kernels);
 
 // An estimate, for balance and for the inline path, in nanoseconds.
-double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch,
+double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item,
                      std::int64_t row_begin, std::int64_t row_end);
 
-// Computes rows [row_begin, row_end) of one (batch item, kv head) completely: all key splits in order, merged, written to out
+// Computes rows [row_begin, row_end) of one (item, kv head) completely: all key splits in order, merged, written to out
 // (and lse). Rows are numbered as in simd::AttentionF32Args.
-void run_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch, std::int64_t kv_head,
+void run_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item, std::int64_t kv_head,
               std::int64_t row_begin, std::int64_t row_end, void* scratch);
 
 // The number of key splits of a run: the same for every row, so empty ones are possible.
 std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length);
 
 // One split's share of run_rows: leaves it at `partial` ([row_end - row_begin][value_dim + 2] floats).
-void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch,
+void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item,
                        std::int64_t kv_head, std::int64_t row_begin, std::int64_t row_end, std::int64_t split, float* partial,
                        void* scratch);
 // Merges the partial results of all splits, `partials[split]`, into out (and lse).
-void merge_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch, std::int64_t kv_head,
+void merge_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item, std::int64_t kv_head,
                 std::int64_t row_begin, std::int64_t row_end, const float* const* partials, std::int64_t splits);
 
 }  // namespace polyhead::plan

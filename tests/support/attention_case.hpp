@@ -19,6 +19,7 @@ AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_
 struct AttentionCase {
   AttentionSpec spec;  // kv_heads and value_dim never 0
   Tensor query, key, value, out, lse, key_lengths, offsets, boolean_mask, bias, alibi_slopes, sink;
+  Tensor query_lengths, cumulative_query_lengths, cumulative_key_lengths;
 
   AttentionInputs inputs() const;  // without lse
   AttentionInputs inputs_with_lse() const;
@@ -26,9 +27,10 @@ struct AttentionCase {
   std::string describe() const;
 };
 
-// Contiguous tensors of normal random numbers; what the mask needs is there: lengths in 0 .. S (some 0, some S), offsets in
-// -T .. S, a full-size boolean mask that lets seven in ten keys through, a full-size normal bias with one in ten -inf. ALiBi's
-// slopes are the usual powers of two, sinks normal with one in ten -inf. out and lse hold NaN.
+// Contiguous tensors of normal random numbers; what the mask needs is there: lengths in 0 .. S or T (some 0, some whole),
+// offsets in -T .. S, a full-size boolean mask that lets seven in ten keys through, a full-size normal bias with one in ten
+// -inf. ALiBi's slopes are the usual powers of two, sinks normal with one in ten -inf. out and lse hold NaN. Packed sequences
+// have lengths in 0 .. T and 0 .. S, and a few rows lie behind the last.
 AttentionCase make_case(const AttentionSpec& spec, Random& random);
 
 // Runs the case with and without lse and compares out and lse with the oracle, and both outs with each other bit for bit.
