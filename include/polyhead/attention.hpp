@@ -72,6 +72,12 @@ struct AttentionInputs {
   // i32 or i64 [B + 1], given exactly when the mask is packed: 0, then the sum of the first i lengths.
   TensorView cumulative_query_lengths{};
   TensorView cumulative_key_lengths{};
+  TensorView prefix_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has a prefix
+  TensorView query_segments{};  // i32 or i64 [B, T] or [1, T], any numbers; given exactly when the mask has segments
+  TensorView key_segments{};    // the same [B, S] or [1, S]
+  // bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)]; true = attend; given exactly when
+  // the mask has blocks. The blocks of a packed sequence begin with its own first query and key.
+  TensorView block_mask{};
 };
 
 struct RunOptions {

@@ -37,6 +37,16 @@ struct POLYHEAD_EXPORT Mask {
   // cumulative_query_lengths[i] .. [i + 1] - 1 and the keys cumulative_key_lengths[i] .. [i + 1] - 1, and sees nothing else.
   // "Batch item" means a sequence then: in the causal alignment, lengths, offsets, boolean mask and bias.
   bool is_packed = false;
+  // With a causal alignment: keys s < prefix_lengths[b] are seen by every query of batch item b, whatever causal says (the
+  // other parts hide them still).
+  bool has_prefix = false;
+  // query_segments and key_segments number the document of each query and key: only equal numbers see each other. Where every
+  // number lies in one stretch, as in documents one after another, hidden keys cost nothing. Not with packed sequences, which
+  // are documents already.
+  bool has_segments = false;
+  // A block mask is given: a byte for each block of block_queries x block_keys, 0 hides all of it. Both 0: none. Hidden blocks
+  // cost nothing.
+  std::int64_t block_queries = 0, block_keys = 0;
 
   static Mask none() { return {}; }
   static Mask causal(Causal alignment);
@@ -47,8 +57,11 @@ struct POLYHEAD_EXPORT Mask {
   static Mask bias();
   static Mask query_lengths();
   static Mask packed();
+  static Mask prefix();
+  static Mask segments();
+  static Mask blocks(std::int64_t queries, std::int64_t keys);
 
-  // Errors: invalid_argument when both give a causal alignment and they differ. Two windows intersect.
+  // Errors: invalid_argument when both give a causal alignment, or block sizes, and they differ. Two windows intersect.
   friend POLYHEAD_EXPORT Mask operator&(const Mask& a, const Mask& b);
 };
 

@@ -165,6 +165,10 @@ typedef struct polyhead_mask {
   /* attention only: layers refuse what follows */
   int32_t has_query_lengths; /* queries t >= query_lengths[b] do not exist: not computed, out 0, lse -inf (or the sink) */
   int32_t is_packed;         /* sequences lie one after another in tensors whose batch is 1: see cumulative_query_lengths */
+  int32_t has_prefix;        /* with causal: keys s < prefix_lengths[b] are seen by every query, whatever causal says */
+  int32_t has_segments;      /* only queries and keys of equal numbers in query_segments and key_segments see each other */
+  int64_t block_queries;     /* a block mask is given: a byte for each block of block_queries x block_keys, 0 hides it; */
+  int64_t block_keys;        /* both 0: none */
 } polyhead_mask;
 
 /* ---- attention ---- */
@@ -219,6 +223,11 @@ typedef struct polyhead_attention_inputs {
    * value, out and lse have a batch of 1, and T and S are the lengths of the longest sequence. */
   const polyhead_tensor* cumulative_query_lengths;
   const polyhead_tensor* cumulative_key_lengths;
+  const polyhead_tensor* prefix_lengths; /* i32 or i64 [B], exactly when the mask has a prefix */
+  const polyhead_tensor* query_segments; /* i32 or i64 [B, T] or [1, T], exactly when the mask has segments */
+  const polyhead_tensor* key_segments;   /* the same [B, S] or [1, S] */
+  const polyhead_tensor*
+      block_mask; /* bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)] */
 } polyhead_attention_inputs;
 
 typedef struct polyhead_attention_plan polyhead_attention_plan;

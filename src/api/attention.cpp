@@ -174,6 +174,11 @@ class AttentionPlanState {
                           operands.offsets, table);
       operands.sequences = table.sequences().data();
       operands.sequence_count = static_cast<std::int64_t>(table.sequences().size());
+      operands.segment_numbers = table.segment_numbers().data();
+      operands.mask_room = plan_.mask_room();
+      if (spec_.mask.block_queries) {
+        operands.scores.block_mask = api::read_blocks(spec_.mask, inputs.block_mask, scores_shape);
+      }
     }
     plan::ScoreOperands& scores = operands.scores;
     if (spec_.has_alibi) {
@@ -251,7 +256,9 @@ class AttentionPlanState {
   }
 
   static api::SequenceTensors sequence_tensors(const AttentionInputs& inputs) {
-    return {inputs.query_lengths, inputs.cumulative_query_lengths, inputs.cumulative_key_lengths};
+    return {inputs.query_lengths,  inputs.cumulative_query_lengths, inputs.cumulative_key_lengths,
+            inputs.prefix_lengths, inputs.query_segments,           inputs.key_segments,
+            inputs.block_mask};
   }
 
   static void check_outputs(const AttentionInputs& inputs) {
@@ -370,11 +377,14 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
       .add(spec.scale.value_or(0.0))
       .add(spec.softcap)
       .add(spec.mask.window_left)
-      .add(spec.mask.window_right);
+      .add(spec.mask.window_right)
+      .add(spec.mask.block_queries)
+      .add(spec.mask.block_keys);
   const Mask& mask = spec.mask;
   std::uint64_t flags = static_cast<std::uint64_t>(mask.causality);
-  for (const bool flag : {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, mask.has_query_lengths,
-                          mask.is_packed, spec.length_invariant, spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
+  for (const bool flag :
+       {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, mask.has_query_lengths, mask.is_packed,
+        mask.has_prefix, mask.has_segments, spec.length_invariant, spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
   }
   key.add(flags << 8 | static_cast<std::uint64_t>(spec.precision));

@@ -147,6 +147,11 @@ polyhead::Mask to_mask(const polyhead_mask* given) {
   if (mask.has_bias != 0) result = result & polyhead::Mask::bias();
   if (mask.has_query_lengths != 0) result = result & polyhead::Mask::query_lengths();
   if (mask.is_packed != 0) result = result & polyhead::Mask::packed();
+  if (mask.has_prefix != 0) result = result & polyhead::Mask::prefix();
+  if (mask.has_segments != 0) result = result & polyhead::Mask::segments();
+  if (mask.block_queries != 0 || mask.block_keys != 0) {
+    result = result & polyhead::Mask::blocks(mask.block_queries, mask.block_keys);
+  }
   return result;
 }
 
@@ -222,6 +227,10 @@ polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* g
   result.query_lengths = to_view(inputs.query_lengths, "query_lengths");
   result.cumulative_query_lengths = to_view(inputs.cumulative_query_lengths, "cumulative_query_lengths");
   result.cumulative_key_lengths = to_view(inputs.cumulative_key_lengths, "cumulative_key_lengths");
+  result.prefix_lengths = to_view(inputs.prefix_lengths, "prefix_lengths");
+  result.query_segments = to_view(inputs.query_segments, "query_segments");
+  result.key_segments = to_view(inputs.key_segments, "key_segments");
+  result.block_mask = to_view(inputs.block_mask, "block_mask");
   return result;
 }
 

@@ -10,7 +10,12 @@ namespace {
 
 // Parts that attention alone takes.
 void check_layer_mask(const char* name, const Mask& mask) {
-  const char* part = mask.has_query_lengths ? "query lengths" : mask.is_packed ? "packed sequences" : nullptr;
+  const char* part = mask.has_query_lengths ? "query lengths"
+                     : mask.is_packed       ? "packed sequences"
+                     : mask.has_prefix      ? "a prefix"
+                     : mask.has_segments    ? "segments"
+                     : mask.block_queries   ? "blocks"
+                                            : nullptr;
   if (part == nullptr) return;
   fail(name, std::string("one with ") + part,
        "causal, window, key lengths, offsets, boolean and bias only (a layer's inputs have nothing for the others)");

@@ -35,12 +35,31 @@ void check_inside(const char* name, const std::int64_t* lengths, const std::vect
   }
 }
 
+plan::SegmentIds read_segments(const char* name, const TensorView& view, std::int64_t batch, std::int64_t length) {
+  const bool fits = view.rank == 2 && (view.shape[0] == batch || view.shape[0] == 1) && view.shape[1] == length &&
+                    (view.dtype == DType::i32 || view.dtype == DType::i64);
+  if (!fits) {
+    fail(name, view.describe(), "i32 or i64 [" + std::to_string(batch) + " or 1, " + std::to_string(length) + "]");
+  }
+  check_memory(name, view);
+  plan::SegmentIds ids;
+  ids.ids = view.data;
+  ids.is_i64 = view.dtype == DType::i64;
+  ids.batch_stride = view.shape[0] == 1 ? 0 : view.strides[0];
+  ids.stride = view.shape[1] == 1 ? 0 : view.strides[1];
+  return ids;
+}
+
 }  // namespace
 
 void check_sequences_given(const Mask& mask, const SequenceTensors& tensors) {
   check_given("query_lengths", tensors.query_lengths, mask.has_query_lengths, "query lengths");
   check_given("cumulative_query_lengths", tensors.cumulative_query_lengths, mask.is_packed, "packed sequences");
   check_given("cumulative_key_lengths", tensors.cumulative_key_lengths, mask.is_packed, "packed sequences");
+  check_given("prefix_lengths", tensors.prefix_lengths, mask.has_prefix, "a prefix");
+  check_given("query_segments", tensors.query_segments, mask.has_segments, "segments");
+  check_given("key_segments", tensors.key_segments, mask.has_segments, "segments");
+  check_given("block_mask", tensors.block_mask, mask.block_queries != 0, "blocks");
 }
 
 ScoreShape read_packed(const SequenceTensors& tensors, std::int64_t heads, std::int64_t query_total, std::int64_t key_total,
@@ -76,6 +95,15 @@ void read_sequences(const Mask& mask, const SequenceTensors& tensors, const Scor
     inputs.key_lengths = key_lengths;
     if (mask.is_packed) check_inside("key_lengths", key_lengths, table.key_ends);
   }
+  if (mask.has_prefix) {
+    table.prefix_lengths.resize(static_cast<std::size_t>(shape.batch));
+    read_integers("prefix_lengths", tensors.prefix_lengths, shape.batch, 0, shape.key_length, table.prefix_lengths.data());
+    inputs.prefix_lengths = table.prefix_lengths.data();
+  }
+  if (mask.has_segments) {
+    inputs.query_segments = read_segments("query_segments", tensors.query_segments, shape.batch, shape.query_length);
+    inputs.key_segments = read_segments("key_segments", tensors.key_segments, shape.batch, shape.key_length);
+  }
   if (mask.is_packed) {
     inputs.query_length = query_total;
     inputs.query_ends = table.query_ends.data();
@@ -85,10 +113,27 @@ void read_sequences(const Mask& mask, const SequenceTensors& tensors, const Scor
   table.build(inputs);
 }
 
+plan::BlockMask read_blocks(const Mask& mask, const TensorView& block_mask, const ScoreShape& shape) {
+  plan::BlockMask blocks;
+  if (block_mask.dtype != DType::boolean && block_mask.dtype != DType::u8) {
+    fail("block_mask", std::string("of dtype ") + name(block_mask.dtype), "bool or u8");
+  }
+  const auto count = [](std::int64_t length, std::int64_t size) { return length / size + (length % size != 0 ? 1 : 0); };
+  const std::int64_t counts[4] = {shape.batch, shape.heads, count(shape.query_length, mask.block_queries),
+                                  count(shape.key_length, mask.block_keys)};
+  broadcast_strides("block_mask", block_mask, counts, blocks.strides, shape.longer);
+  blocks.blocks = static_cast<const std::uint8_t*>(block_mask.data);
+  return blocks;
+}
+
 void check_no_overlap(const char* output_name, const TensorView& output, const SequenceTensors& tensors) {
   check_no_overlap(output_name, output, "query_lengths", tensors.query_lengths);
   check_no_overlap(output_name, output, "cumulative_query_lengths", tensors.cumulative_query_lengths);
   check_no_overlap(output_name, output, "cumulative_key_lengths", tensors.cumulative_key_lengths);
+  check_no_overlap(output_name, output, "prefix_lengths", tensors.prefix_lengths);
+  check_no_overlap(output_name, output, "query_segments", tensors.query_segments);
+  check_no_overlap(output_name, output, "key_segments", tensors.key_segments);
+  check_no_overlap(output_name, output, "block_mask", tensors.block_mask);
 }
 
 }  // namespace polyhead::api

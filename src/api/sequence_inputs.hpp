@@ -14,6 +14,10 @@ struct SequenceTensors {
   const TensorView& query_lengths;
   const TensorView& cumulative_query_lengths;
   const TensorView& cumulative_key_lengths;
+  const TensorView& prefix_lengths;
+  const TensorView& query_segments;
+  const TensorView& key_segments;
+  const TensorView& block_mask;
 };
 
 // Each tensor is given exactly when the mask has its part.
@@ -28,6 +32,9 @@ ScoreShape read_packed(const SequenceTensors& tensors, std::int64_t heads, std::
 // sequence, query_total the length of the query tensor; key_lengths and offsets are what read_mask_inputs has read.
 void read_sequences(const Mask& mask, const SequenceTensors& tensors, const ScoreShape& shape, std::int64_t query_total,
                     const std::int64_t* key_lengths, const std::int64_t* offsets, plan::SequenceTable& table);
+
+// Checks the block mask, over blocks of shape's queries and keys.
+plan::BlockMask read_blocks(const Mask& mask, const TensorView& block_mask, const ScoreShape& shape);
 
 // Refuses an output that overlaps one of them.
 void check_no_overlap(const char* output_name, const TensorView& output, const SequenceTensors& tensors);

@@ -32,6 +32,7 @@ AttentionOperands structure_only(const AttentionShape& shape, const Mask& mask) 
   operands.mask.has_key_lengths = false;
   operands.mask.has_offsets = false;
   operands.mask.has_query_lengths = false;
+  operands.mask.has_prefix = false;
   return operands;
 }
 
@@ -107,7 +108,8 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, co
   }
   graph_ = std::move(description);
 
-  slot_bytes_ = whole_lines(most_scratch_bytes(maximum_, mask_, length_invariant_, precision_, kernels_));
+  mask_room_ = plan::mask_room(maximum_.key_length, maximum_.group(), mask_);
+  slot_bytes_ = whole_lines(most_scratch_bytes(maximum_, mask_, length_invariant_, precision_, kernels_) + mask_room_.bytes());
   std::size_t bytes = 2 * whole_lines(static_cast<std::size_t>(maximum_.batch) * sizeof(std::int64_t));
   slots_offset_ = bytes;
   bytes += slot_bytes_ * static_cast<std::size_t>(scheduler_->slots());
@@ -252,7 +254,8 @@ std::string AttentionPlan::explain_tiles() const {
   std::int64_t counts[3] = {};
   const std::int64_t row_block = choice_.kernel->row_block, key_block = choice_.kernel->key_block, group = maximum_.group();
   const KeyRange limits = key_range(operands, 0, 0, 0);
-  const bool every_score = mask_.has_boolean || mask_.has_bias || changes_.softcap > 0 || changes_.alibi;
+  const bool every_score =
+      mask_.has_boolean || mask_.has_bias || mask_.block_queries != 0 || changes_.softcap > 0 || changes_.alibi;
   for (std::int64_t row = 0; row < maximum_.rows(); row += row_block) {
     const std::int64_t first = row / group, last = (std::min(row + row_block, maximum_.rows()) - 1) / group;
     // Within one row block the classes follow one another, so only the partial ones need a look each.

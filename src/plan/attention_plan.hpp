@@ -67,6 +67,7 @@ class AttentionPlan {
   void run(const LeaseHandle& handle, const AttentionOperands& operands, const std::atomic<bool>* cancel) const;
 
   std::size_t workspace_bytes() const noexcept { return workspace_bytes_; }
+  const MaskRoom& mask_room() const noexcept { return mask_room_; }  // of a run's operands
   graph::Scheduler& scheduler() const noexcept { return *scheduler_; }
   std::string explain() const;
 
@@ -87,6 +88,7 @@ class AttentionPlan {
   AttentionChoice choice_;  // for the maximum shape
   AttentionCut cut_;
   std::shared_ptr<const graph::TaskGraph> graph_;
+  MaskRoom mask_room_;
   std::size_t slot_bytes_ = 0;  // scratch of one thread
   std::size_t partials_offset_ = 0, counters_offset_ = 0, slots_offset_ = 0, workspace_bytes_ = 0;
   std::size_t partial_stride_ = 0;  // floats of one split's partial result

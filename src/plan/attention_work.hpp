@@ -7,6 +7,7 @@
 
 #include "dispatch/kernel_table.hpp"
 #include "plan/attention_sequences.hpp"
+#include "plan/written_mask.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
 #include "simd/contract/attention.hpp"
@@ -37,6 +38,13 @@ constexpr std::int64_t long_keys = 4096;
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels);
 
+// A byte for each block of queries x keys, 0 hides. Strides in bytes over [batch, head, row of blocks, column of blocks], 0
+// where broadcast; null where there is no block mask.
+struct BlockMask {
+  const std::uint8_t* blocks = nullptr;
+  std::ptrdiff_t strides[4] = {};
+};
+
 // What is added to or hides single scores: strides in bytes over [batch, head, query, key], 0 where broadcast; null where there
 // is no such part.
 struct ScoreOperands {
@@ -46,6 +54,7 @@ struct ScoreOperands {
   const float* alibi_slopes = nullptr;  // [heads]
   const float* sink = nullptr;          // [heads]
   std::ptrdiff_t alibi_stride = 0, sink_stride = 0;
+  BlockMask block_mask;  // of the mask's block sizes
 };
 
 // One run's operands, resolved and checked: strides in bytes, [0] batch, [1] head, [2] position; the last dimension is
@@ -66,6 +75,8 @@ struct AttentionOperands {
   // Where given, the items of the functions below are these, else batch items; lengths and offsets are then theirs.
   const Sequence* sequences = nullptr;
   std::int64_t sequence_count = 0;
+  const std::int32_t* segment_numbers = nullptr;  // where Sequence::segments_at points
+  MaskRoom mask_room;                             // the first part of every thread's scratch
   ScoreOperands scores;
 };
 
@@ -85,7 +96,8 @@ std::size_t partial_floats(const AttentionShape& shape, std::int64_t rows);
 
 // Scratch for one thread: enough for run_rows and run_rows_of_split on any piece of at most `max_rows` rows.
 std::size_t scratch_bytes(const AttentionChoice& choice, const AttentionShape& maximum, std::int64_t max_rows);
-// The most that any choice asks for, over all runs whose lengths are at most the maximum's.
+// The most that any choice asks for, over all runs whose lengths are at most the maximum's, without
+// AttentionOperands::mask_room.
 std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, bool length_invariant, Precision precision,
                                const dispatch::KernelTable& kernels);
 
@@ -105,8 +117,8 @@ std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length)
 void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item,
                        std::int64_t kv_head, std::int64_t row_begin, std::int64_t row_end, std::int64_t split, float* partial,
                        void* scratch);
-// Merges the partial results of all splits, `partials[split]`, into out (and lse).
+// Merges the partial results of all splits, `partials[split]`, into out (and lse). Changes the pointers.
 void merge_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item, std::int64_t kv_head,
-                std::int64_t row_begin, std::int64_t row_end, const float* const* partials, std::int64_t splits);
+                std::int64_t row_begin, std::int64_t row_end, const float** partials, std::int64_t splits);
 
 }  // namespace polyhead::plan

@@ -35,7 +35,10 @@ void SequenceRun::cut(const AttentionOperands& operands, bool length_invariant, 
     if (work.rows == 0) continue;
     const double cost = piece_cost_ns(work.choice, operands, sequence, 0, work.rows);
     const auto wanted = static_cast<std::int64_t>(std::max(1.0, std::round(cost / sequence_piece_ns)));
-    const std::int64_t unit = work.choice.kernel->row_block * row_blocks_per_piece;
+    std::int64_t unit = work.choice.kernel->row_block * row_blocks_per_piece;
+    // Pieces that end with a row of blocks leave no rest of it to be computed by itself.
+    const std::int64_t rows_of_block = operands.mask.block_queries * shape.group();
+    if (rows_of_block > 0 && rows_of_block <= 4 * unit) unit = round_up(unit, rows_of_block);
     work.rows_per_piece = std::min(work.rows, round_up(divide_up(work.rows, wanted), unit));
     work.row_pieces = divide_up(work.rows, work.rows_per_piece);
     work.piece_cost_ns = cost / static_cast<double>(work.row_pieces);

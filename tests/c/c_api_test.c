@@ -278,6 +278,55 @@ static void test_sequences(const polyhead_runtime* runtime) {
   FAILS(POLYHEAD_INVALID_ARGUMENT, "cumulative_key_lengths is not given", polyhead_attention(runtime, &p.inputs, &options));
 }
 
+/* A prefix over all keys undoes causal; a document alone sees itself; a block mask of zeros leaves nothing. */
+static void test_documents_and_blocks(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  int64_t prefixes[batch] = {length, length}, documents[length] = {7, 3, 3, 3, 3};
+  uint8_t blocks[3] = {1, 1, 1};
+  const int64_t prefix_shape[1] = {batch}, documents_shape[2] = {1, length}, blocks_shape[2] = {1, 3};
+  polyhead_tensor prefix_view, documents_view, blocks_view;
+  int i;
+  make_problem(&p);
+  SUCCEEDS(polyhead_tensor_init(&prefix_view, prefixes, POLYHEAD_I64, 1, prefix_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&documents_view, documents, POLYHEAD_I64, 2, documents_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&blocks_view, blocks, POLYHEAD_U8, 2, blocks_shape, NULL));
+  options.mask = &mask;
+  mask.has_prefix = 1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "has_prefix", polyhead_attention(runtime, &p.inputs, &options));
+  mask.causal = POLYHEAD_CAUSAL_TOP_LEFT;
+  p.inputs.prefix_lengths = &prefix_view;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  prefixes[0] = prefixes[1] = 0;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 1) < 4e-6);
+  p.inputs.prefix_lengths = NULL;
+
+  memset(&mask, 0, sizeof(mask));
+  mask.struct_size = sizeof(mask);
+  mask.has_segments = 1;
+  p.inputs.query_segments = &documents_view;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "key_segments is not given", polyhead_attention(runtime, &p.inputs, &options));
+  p.inputs.key_segments = &documents_view;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  for (i = 0; i < dim; ++i) CHECK(fabs(p.out[i] - p.value[i]) < 1e-6);
+  CHECK(fabs(p.out[dim] - p.value[dim]) > 1e-6);
+  p.inputs.query_segments = p.inputs.key_segments = NULL;
+
+  mask.has_segments = 0;
+  mask.block_queries = 100, mask.block_keys = 2;
+  p.inputs.block_mask = &blocks_view;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  blocks[0] = blocks[1] = blocks[2] = 0;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  for (i = 0; i < count; ++i) CHECK(p.out[i] == 0);
+  mask.block_keys = 0;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "blocks", polyhead_attention(runtime, &p.inputs, &options));
+}
+
 /* Two parts of the keys, brought together. */
 static void test_merge(const polyhead_runtime* runtime) {
   problem p, second;
@@ -662,6 +711,7 @@ int main(void) {
   test_attention(runtime);
   test_scores(runtime);
   test_sequences(runtime);
+  test_documents_and_blocks(runtime);
   test_merge(runtime);
   test_mask_errors(runtime);
   test_attention_errors(runtime);

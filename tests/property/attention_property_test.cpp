@@ -48,6 +48,14 @@ Mask random_mask(Random& random) {
   if (random.chance(0.25)) mask = mask & Mask::bias();
   if (random.chance(0.15)) mask = mask & Mask::query_lengths();
   if (random.chance(0.15)) mask = mask & Mask::packed();
+  if (mask.causality != Causal::none && random.chance(0.15)) mask = mask & Mask::prefix();
+  if (!mask.is_packed && random.chance(0.12)) mask = mask & Mask::segments();
+  if (random.chance(0.12)) {
+    const auto side = [&] {
+      return random.chance(0.5) ? random.choice<std::int64_t>({16, 32, 64, 128}) : random.integer(1, 150);
+    };
+    mask = mask & Mask::blocks(side(), side());
+  }
   return mask;
 }
 

@@ -186,3 +186,52 @@ def test_flash_attn_names_what_is_wrong(generator):
         call(block_table=np.zeros((2, 1), np.int32))
     with pytest.raises(TypeError, match="cu_seqlens_q: data type is float32"):
         call(cu_seqlens_q=np.float32([0, 2, 5]))
+
+
+def masked(query, key, value, allowed):
+    """reference.attention with a boolean mask [..., heads, L, S]."""
+    return reference.attention(query, key, value, np.broadcast_to(allowed, (*query.shape[:-1], key.shape[-2])))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 40])
+def test_prefix_lengths(generator, rows):
+    query, key, value = make(generator, batch=(3,), rows=rows, columns=rows)
+    prefix = np.array([0, rows // 2, rows])
+    out = sdpa(query, key, value, enable_gqa=True, is_causal=True, prefix_lengths=prefix)
+    index = np.arange(rows)
+    allowed = (index[None, :] <= index[:, None]) | (index[None, None, :] < prefix[:, None, None])
+    reference.assert_close(out, masked(query, key, value, allowed[:, None]), reference.tolerance(query, key, value))
+    with pytest.raises(ValueError, match="has_prefix is true, expected false without a causal alignment"):
+        sdpa(query, key, value, enable_gqa=True, prefix_lengths=prefix)
+
+
+@pytest.mark.parametrize("kind", ["stretches", "any"])
+@pytest.mark.parametrize("batch", [(3,), (2, 2)])
+def test_segments(generator, kind, batch):
+    query, key, value = make(generator, batch=batch, rows=30, columns=50)
+    draw = (lambda length: np.sort(generator.integers(0, 4, (*batch, length)))) if kind == "stretches" else (lambda length: generator.integers(0, 4, (*batch, length)))
+    queries, keys = draw(30), draw(50).astype(np.int32)
+    out = sdpa(query, key, value, enable_gqa=True, query_segments=queries, key_segments=keys)
+    allowed = queries[..., None, :, None] == keys[..., None, None, :]
+    reference.assert_close(out, masked(query, key, value, allowed), reference.tolerance(query, key, value))
+    with pytest.raises(ValueError, match="query_segments and key_segments"):
+        sdpa(query, key, value, enable_gqa=True, query_segments=queries)
+    with pytest.raises(ValueError, match=r"key_segments: is int64\[.*30\], expected \[..., 50\]"):
+        sdpa(query, key, value, enable_gqa=True, query_segments=queries, key_segments=queries)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (4, 3, 5), (2, 4, 3, 5), (2, 1, 3, 5)])
+@pytest.mark.parametrize("dtype", [bool, np.uint8])
+def test_block_mask(generator, shape, dtype):
+    query, key, value = make(generator, rows=40, columns=70)
+    blocks = (generator.random(shape) < 0.6).astype(dtype)
+    out = sdpa(query, key, value, enable_gqa=True, block_mask=blocks, block_size=(16, 16))
+    allowed = np.repeat(np.repeat(blocks != 0, 16, -2), 16, -1)[..., :40, :70]
+    allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+    reference.assert_close(out, masked(query, key, value, allowed), reference.tolerance(query, key, value))
+    with pytest.raises(ValueError, match="block_mask and block_size"):
+        sdpa(query, key, value, enable_gqa=True, block_mask=blocks)
+    with pytest.raises(TypeError, match="block_mask: data type is float32"):
+        sdpa(query, key, value, enable_gqa=True, block_mask=blocks.astype(np.float32), block_size=(16, 16))
+    with pytest.raises(ValueError, match="block_mask is"):
+        sdpa(query, key, value, enable_gqa=True, block_mask=blocks, block_size=(16, 8))

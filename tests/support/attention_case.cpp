@@ -1,5 +1,6 @@
 #include "support/attention_case.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
@@ -71,6 +72,12 @@ AttentionInputs AttentionCase::inputs() const {
     inputs.cumulative_query_lengths = cumulative_query_lengths;
     inputs.cumulative_key_lengths = cumulative_key_lengths;
   }
+  if (spec.mask.has_prefix) inputs.prefix_lengths = prefix_lengths;
+  if (spec.mask.has_segments) {
+    inputs.query_segments = query_segments;
+    inputs.key_segments = key_segments;
+  }
+  if (spec.mask.block_queries != 0) inputs.block_mask = block_mask;
   return inputs;
 }
 
@@ -110,6 +117,9 @@ std::string AttentionCase::describe() const {
                                             std::tuple(spec.mask.has_query_lengths, "query_lengths", &query_lengths),
                                             std::tuple(spec.mask.is_packed, "query ends", &cumulative_query_lengths),
                                             std::tuple(spec.mask.is_packed, "key ends", &cumulative_key_lengths),
+                                            std::tuple(spec.mask.has_prefix, "prefix_lengths", &prefix_lengths),
+                                            std::tuple(spec.mask.has_segments, "query_segments", &query_segments),
+                                            std::tuple(spec.mask.has_segments, "key_segments", &key_segments),
                                             std::tuple(spec.mask.has_offsets, "offsets", &offsets)}) {
     if (!given) continue;
     text << ' ' << name;
@@ -162,6 +172,37 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
   };
   if (spec.mask.has_key_lengths) test.key_lengths = random_lengths(key_limits);
   if (spec.mask.has_query_lengths) test.query_lengths = random_lengths(query_limits);
+  if (spec.mask.has_prefix) {
+    // Of a packed sequence up to the longest's, which may be more than it has.
+    const std::int64_t longest = B == 0 ? 0 : *std::max_element(key_limits.begin(), key_limits.end());
+    test.prefix_lengths = random_lengths(std::vector<std::int64_t>(static_cast<std::size_t>(B), longest));
+  }
+  if (spec.mask.has_segments) {
+    const bool shared = random.chance(0.2);
+    test.query_segments = Tensor(DType::i32, {shared ? 1 : B, T});
+    test.key_segments = Tensor(DType::i64, {shared ? 1 : B, S});
+    for (std::int64_t b = 0; b < (shared ? 1 : B); ++b) {
+      const int kind = static_cast<int>(random.integer(0, 2));
+      const std::int64_t first = random.integer(-3, 3);
+      for (const Tensor* segments : {&test.query_segments, &test.key_segments}) {
+        const std::int64_t length = segments->view().shape[1];
+        std::int64_t id = first;
+        for (std::int64_t i = 0; i < length; ++i) {
+          if (random.chance(6.0 / static_cast<double>(length + 1))) id += kind == 1 ? 7 : 1;
+          // Stretches in any order: numbers that jump about, but never come back.
+          segments->set({b, i}, static_cast<double>(kind == 0   ? id
+                                                    : kind == 1 ? id % 2 == 0 ? -id : id
+                                                                : random.integer(0, 2)));
+        }
+      }
+    }
+  }
+  if (spec.mask.block_queries != 0) {
+    const auto count = [](std::int64_t length, std::int64_t size) { return (length + size - 1) / size; };
+    test.block_mask = Tensor(random.choice({DType::boolean, DType::u8}),
+                             {B, H, count(T, spec.mask.block_queries), count(S, spec.mask.block_keys)});
+    fill(test.block_mask, [&] { return random.chance(0.6) ? 1.0 : 0.0; });
+  }
   if (spec.mask.has_offsets) {
     std::vector<std::int64_t> offsets;
     for (std::int64_t b = 0; b < B; ++b) offsets.push_back(random.integer(-T, S));
@@ -221,6 +262,9 @@ std::string describe(const Mask& mask) {
   if (mask.has_bias) text << "bias ";
   if (mask.has_query_lengths) text << "query lengths ";
   if (mask.is_packed) text << "packed ";
+  if (mask.has_prefix) text << "prefix ";
+  if (mask.has_segments) text << "segments ";
+  if (mask.block_queries != 0) text << "blocks " << mask.block_queries << 'x' << mask.block_keys << ' ';
   text << '}';
   return text.str();
 }

@@ -38,6 +38,13 @@ int64_t batch_integer(const TensorView& view, int64_t b) {
                                   : static_cast<const std::int64_t*>(view.data)[offset];
 }
 
+// Element [b, i] of an integer tensor [B, n] or [1, n].
+int64_t position_integer(const TensorView& view, int64_t b, int64_t i) {
+  const int64_t offset = (view.shape[0] == 1 ? 0 : view.strides[0] * b) + (view.shape[1] == 1 ? 0 : view.strides[1] * i);
+  return view.dtype == DType::i32 ? static_cast<const std::int32_t*>(view.data)[offset]
+                                  : static_cast<const std::int64_t*>(view.data)[offset];
+}
+
 // What the mask says about (b, h), with the scalars already read.
 class Visibility {
  public:
@@ -71,12 +78,19 @@ class Visibility {
     if (t >= rows_ || s >= length_) return false;
     // Wide enough for sums of any three 64-bit numbers.
     const long double diagonal = static_cast<long double>(t) + static_cast<long double>(offset_);
-    if (mask_.causality != Causal::none && static_cast<long double>(s) > diagonal) return false;
+    const bool in_prefix = mask_.has_prefix && s < batch_integer(inputs_.prefix_lengths, batch_);
+    if (mask_.causality != Causal::none && static_cast<long double>(s) > diagonal && !in_prefix) return false;
     if (mask_.window_left != Mask::unbounded &&
         static_cast<long double>(s) < diagonal - static_cast<long double>(mask_.window_left))
       return false;
     if (mask_.window_right != Mask::unbounded &&
         static_cast<long double>(s) > diagonal + static_cast<long double>(mask_.window_right))
+      return false;
+    if (mask_.has_segments &&
+        position_integer(inputs_.query_segments, batch_, t) != position_integer(inputs_.key_segments, batch_, s))
+      return false;
+    if (mask_.block_queries != 0 &&
+        broadcast_element(inputs_.block_mask, batch_, head_, t / mask_.block_queries, s / mask_.block_keys) == 0)
       return false;
     return !mask_.has_boolean || broadcast_element(inputs_.boolean_mask, batch_, head_, t, s) != 0;
   }
@@ -187,9 +201,9 @@ AttentionInputs sequence_inputs(const AttentionInputs& inputs, int64_t i) {
   one.query = testing::slice(inputs.query, 2, query_begin, query_end);
   one.key = testing::slice(inputs.key, 2, key_begin, key_end);
   one.value = testing::slice(inputs.value, 2, key_begin, key_end);
-  for (TensorView* numbers : {&one.query_lengths, &one.key_lengths, &one.offsets})
+  for (TensorView* numbers : {&one.query_lengths, &one.key_lengths, &one.offsets, &one.prefix_lengths})
     if (!numbers->empty()) *numbers = testing::slice(*numbers, 0, i, i + 1);
-  for (TensorView* mask : {&one.boolean_mask, &one.bias})
+  for (TensorView* mask : {&one.boolean_mask, &one.bias, &one.block_mask})
     if (mask->rank == 4 && mask->shape[0] != 1) *mask = testing::slice(*mask, 0, i, i + 1);
   return one;
 }
