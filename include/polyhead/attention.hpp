@@ -24,7 +24,8 @@
 namespace polyhead {
 
 // Sizes are maxima: a plan serves every run whose batch, query_length and key_length are at most these. heads, kv_heads,
-// head_dim and value_dim are exact. batch and lengths may be 0.
+// head_dim and value_dim are exact. batch and lengths may be 0. With a packed mask batch is the number of sequences, and
+// lengths are those of the longest sequence.
 struct AttentionSpec {
   std::int64_t batch = 1;
   std::int64_t heads = 1;     // query heads
@@ -51,18 +52,32 @@ struct AttentionSpec {
 
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
 // an input or another output is refused.
+//
+// With a packed mask query, key, value, out and lse have a batch of 1 and as length the sum over the sequences, or more (what
+// is behind the last sequence is no key, and empty rows in out and lse); elsewhere B is the number of sequences, and T and S
+// are the lengths of the longest, or more.
 struct AttentionInputs {
-  TensorView query{};         // [B, heads, T, head_dim]
-  TensorView key{};           // [B, kv_heads, S, head_dim]
-  TensorView value{};         // [B, kv_heads, S, value_dim]
-  TensorView out{};           // [B, heads, T, value_dim]
-  TensorView lse{};           // optional f32 [B, heads, T]: natural log of the softmax denominator; never changes out
-  TensorView key_lengths{};   // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has key lengths
-  TensorView offsets{};       // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
-  TensorView boolean_mask{};  // bool or u8, broadcastable to [B, heads, T, S] (lower ranks align right); true = attend
-  TensorView bias{};          // f32, broadcastable to [B, heads, T, S]
-  TensorView alibi_slopes{};  // f32 [heads], finite; given exactly when the spec has ALiBi
-  TensorView sink{};          // f32 [heads], logits; -inf is none; given exactly when the spec has a sink
+  TensorView query{};          // [B, heads, T, head_dim]
+  TensorView key{};            // [B, kv_heads, S, head_dim]
+  TensorView value{};          // [B, kv_heads, S, value_dim]
+  TensorView out{};            // [B, heads, T, value_dim]
+  TensorView lse{};            // optional f32 [B, heads, T]: natural log of the softmax denominator; never changes out
+  TensorView key_lengths{};    // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has key lengths
+  TensorView offsets{};        // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
+  TensorView boolean_mask{};   // bool or u8, broadcastable to [B, heads, T, S] (lower ranks align right); true = attend
+  TensorView bias{};           // f32, broadcastable to [B, heads, T, S]
+  TensorView alibi_slopes{};   // f32 [heads], finite; given exactly when the spec has ALiBi
+  TensorView sink{};           // f32 [heads], logits; -inf is none; given exactly when the spec has a sink
+  TensorView query_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. T; given exactly when the mask has query lengths
+  // i32 or i64 [B + 1], given exactly when the mask is packed: 0, then the sum of the first i lengths.
+  TensorView cumulative_query_lengths{};
+  TensorView cumulative_key_lengths{};
+  TensorView prefix_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has a prefix
+  TensorView query_segments{};  // i32 or i64 [B, T] or [1, T], any numbers; given exactly when the mask has segments
+  TensorView key_segments{};    // the same [B, S] or [1, S]
+  // bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)]; true = attend; given exactly when
+  // the mask has blocks. The blocks of a packed sequence begin with its own first query and key.
+  TensorView block_mask{};
 };
 
 class KvCache;

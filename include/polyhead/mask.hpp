@@ -11,13 +11,14 @@ namespace polyhead {
 enum class Causal : std::uint8_t {
   none = 0,
   top_left = 1,      // o = 0
-  bottom_right = 2,  // o = key_length - query_length, per batch item when key lengths are given
+  bottom_right = 2,  // o = key_length - query_length, each batch item's own where lengths are given
   offset = 3,        // o = offsets[b], given at run time
 };
 
 // The structure of a mask; the tensors that some parts need (lengths, offsets, the boolean mask, the bias) are given at run
 // time in AttentionInputs. Combine with &, for example
 //     Mask::causal(Causal::bottom_right) & Mask::window(1023, 0) & Mask::key_lengths()
+// Layers take causal, window, key lengths, offsets, boolean and bias; attention takes every part.
 struct POLYHEAD_EXPORT Mask {
   static constexpr std::int64_t unbounded = -1;
 
@@ -29,6 +30,23 @@ struct POLYHEAD_EXPORT Mask {
   bool has_boolean = false;               // a bool tensor broadcastable to [batch, heads, query, key]; true = attend
   bool has_bias = false;                  // a float tensor broadcastable to [batch, heads, query, key], added to scaled scores;
                                           // only -inf excludes, any finite value is arithmetic
+  // Queries t >= query_lengths[b] do not exist for batch item b: they are not computed, their out is 0 and their lse -inf (with
+  // a sink: the sink).
+  bool has_query_lengths = false;
+  // Sequences of any lengths lie one after another, without padding, in tensors whose batch is 1: sequence i is the queries
+  // cumulative_query_lengths[i] .. [i + 1] - 1 and the keys cumulative_key_lengths[i] .. [i + 1] - 1, and sees nothing else.
+  // "Batch item" means a sequence then: in the causal alignment, lengths, offsets, boolean mask and bias.
+  bool is_packed = false;
+  // With a causal alignment: keys s < prefix_lengths[b] are seen by every query of batch item b, whatever causal says (the
+  // other parts hide them still).
+  bool has_prefix = false;
+  // query_segments and key_segments number the document of each query and key: only equal numbers see each other. Where every
+  // number lies in one stretch, as in documents one after another, hidden keys cost nothing. Not with packed sequences, which
+  // are documents already.
+  bool has_segments = false;
+  // A block mask is given: a byte for each block of block_queries x block_keys, 0 hides all of it. Both 0: none. Hidden blocks
+  // cost nothing.
+  std::int64_t block_queries = 0, block_keys = 0;
 
   static Mask none() { return {}; }
   static Mask causal(Causal alignment);
@@ -37,8 +55,13 @@ struct POLYHEAD_EXPORT Mask {
   static Mask offsets();
   static Mask boolean();
   static Mask bias();
+  static Mask query_lengths();
+  static Mask packed();
+  static Mask prefix();
+  static Mask segments();
+  static Mask blocks(std::int64_t queries, std::int64_t keys);
 
-  // Errors: invalid_argument when both give a causal alignment and they differ. Two windows intersect.
+  // Errors: invalid_argument when both give a causal alignment, or block sizes, and they differ. Two windows intersect.
   friend POLYHEAD_EXPORT Mask operator&(const Mask& a, const Mask& b);
 };
 

@@ -147,7 +147,7 @@ typedef int32_t polyhead_causal;
 enum {
   POLYHEAD_CAUSAL_NONE = 0,
   POLYHEAD_CAUSAL_TOP_LEFT = 1,     /* query t sees keys s <= t */
-  POLYHEAD_CAUSAL_BOTTOM_RIGHT = 2, /* s <= t + key_length - query_length, per batch item when key lengths are given */
+  POLYHEAD_CAUSAL_BOTTOM_RIGHT = 2, /* s <= t + key_length - query_length, each batch item's own */
   POLYHEAD_CAUSAL_OFFSET = 3        /* s <= t + offsets[b] */
 };
 
@@ -162,6 +162,13 @@ typedef struct polyhead_mask {
   int32_t has_offsets;     /* offsets[b] is given (POLYHEAD_CAUSAL_OFFSET sets it, a window without causal may) */
   int32_t has_boolean;     /* a bool tensor broadcastable to [batch, heads, query, key]; true = attend */
   int32_t has_bias;        /* a float tensor broadcastable likewise, added to scaled scores; only -inf excludes */
+  /* attention only: layers refuse what follows */
+  int32_t has_query_lengths; /* queries t >= query_lengths[b] do not exist: not computed, out 0, lse -inf (or the sink) */
+  int32_t is_packed;         /* sequences lie one after another in tensors whose batch is 1: see cumulative_query_lengths */
+  int32_t has_prefix;        /* with causal: keys s < prefix_lengths[b] are seen by every query, whatever causal says */
+  int32_t has_segments;      /* only queries and keys of equal numbers in query_segments and key_segments see each other */
+  int64_t block_queries;     /* a block mask is given: a byte for each block of block_queries x block_keys, 0 hides it; */
+  int64_t block_keys;        /* both 0: none */
 } polyhead_mask;
 
 /* ---- attention ---- */
@@ -199,17 +206,28 @@ typedef struct polyhead_attention_spec {
  * an input is refused. */
 typedef struct polyhead_attention_inputs {
   size_t struct_size;
-  const polyhead_tensor* query;        /* [B, heads, T, head_dim] */
-  const polyhead_tensor* key;          /* [B, kv_heads, S, head_dim] */
-  const polyhead_tensor* value;        /* [B, kv_heads, S, value_dim] */
-  const polyhead_tensor* out;          /* [B, heads, T, value_dim], written */
-  const polyhead_tensor* lse;          /* optional f32 [B, heads, T], written: natural log of the softmax denominator */
-  const polyhead_tensor* key_lengths;  /* i32 or i64 [B], exactly when the mask has key lengths */
-  const polyhead_tensor* offsets;      /* i32 or i64 [B], exactly when the mask has offsets */
-  const polyhead_tensor* boolean_mask; /* bool or u8, broadcastable to [B, heads, T, S]; true = attend */
-  const polyhead_tensor* bias;         /* f32, broadcastable to [B, heads, T, S] */
-  const polyhead_tensor* alibi_slopes; /* f32 [heads], finite; exactly when the spec has ALiBi */
-  const polyhead_tensor* sink;         /* f32 [heads], logits, -inf for none; exactly when the spec has a sink */
+  const polyhead_tensor* query;         /* [B, heads, T, head_dim] */
+  const polyhead_tensor* key;           /* [B, kv_heads, S, head_dim] */
+  const polyhead_tensor* value;         /* [B, kv_heads, S, value_dim] */
+  const polyhead_tensor* out;           /* [B, heads, T, value_dim], written */
+  const polyhead_tensor* lse;           /* optional f32 [B, heads, T], written: natural log of the softmax denominator */
+  const polyhead_tensor* key_lengths;   /* i32 or i64 [B], exactly when the mask has key lengths */
+  const polyhead_tensor* offsets;       /* i32 or i64 [B], exactly when the mask has offsets */
+  const polyhead_tensor* boolean_mask;  /* bool or u8, broadcastable to [B, heads, T, S]; true = attend */
+  const polyhead_tensor* bias;          /* f32, broadcastable to [B, heads, T, S] */
+  const polyhead_tensor* alibi_slopes;  /* f32 [heads], finite; exactly when the spec has ALiBi */
+  const polyhead_tensor* sink;          /* f32 [heads], logits, -inf for none; exactly when the spec has a sink */
+  const polyhead_tensor* query_lengths; /* i32 or i64 [B], exactly when the mask has query lengths */
+  /* i32 or i64 [B + 1], exactly when the mask is packed: 0, then the sum of the first i lengths. Sequence i is the queries
+   * cumulative_query_lengths[i] .. [i + 1] - 1 and the keys likewise; B is the number of sequences everywhere, but query, key,
+   * value, out and lse have a batch of 1, and T and S are the lengths of the longest sequence. */
+  const polyhead_tensor* cumulative_query_lengths;
+  const polyhead_tensor* cumulative_key_lengths;
+  const polyhead_tensor* prefix_lengths; /* i32 or i64 [B], exactly when the mask has a prefix */
+  const polyhead_tensor* query_segments; /* i32 or i64 [B, T] or [1, T], exactly when the mask has segments */
+  const polyhead_tensor* key_segments;   /* the same [B, S] or [1, S] */
+  const polyhead_tensor*
+      block_mask; /* bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)] */
 } polyhead_attention_inputs;
 
 typedef struct polyhead_attention_plan polyhead_attention_plan;
@@ -243,6 +261,22 @@ typedef struct polyhead_attention_options {
 /* One call: takes the plan for the inputs' shapes from the runtime's cache, or makes it, and runs it. options may be NULL. */
 POLYHEAD_EXPORT polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
                                                    const polyhead_attention_options* options);
+
+/* One attention out of two over different keys: out = exp(lse1 - lse) * out1 + exp(lse2 - lse) * out2, lse = ln(exp(lse1) +
+ * exp(lse2) + exp(sink)). A part whose lse is -inf counts for nothing; where both are so out is 0 and lse -inf (or the sink).
+ * out may be exactly out1 or out2, and lse exactly lse1 or lse2; any other overlap of an output is refused. */
+typedef struct polyhead_merge_inputs {
+  size_t struct_size;
+  const polyhead_tensor* out1; /* f32 [B, heads, T, value_dim] */
+  const polyhead_tensor* lse1; /* f32 [B, heads, T] */
+  const polyhead_tensor* out2;
+  const polyhead_tensor* lse2;
+  const polyhead_tensor* out;  /* f32 [B, heads, T, value_dim], written */
+  const polyhead_tensor* lse;  /* optional f32 [B, heads, T], written */
+  const polyhead_tensor* sink; /* optional f32 [heads], logits, -inf for none; parts are computed without it */
+} polyhead_merge_inputs;
+
+POLYHEAD_EXPORT polyhead_status polyhead_merge(const polyhead_runtime* runtime, const polyhead_merge_inputs* inputs);
 
 /* ---- caches of keys and values ---- */
 

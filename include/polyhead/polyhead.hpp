@@ -6,6 +6,7 @@
 #include "polyhead/error.hpp"
 #include "polyhead/kv_cache.hpp"
 #include "polyhead/mask.hpp"
+#include "polyhead/merge.hpp"
 #include "polyhead/multi_head_attention.hpp"
 #include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"

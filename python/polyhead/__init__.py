@@ -18,7 +18,10 @@ from ._polyhead import (
     OutOfMemoryError,
     UnsupportedError,
     __version__,
+    flash_attn_func,
+    flash_attn_varlen_func,
     get_num_threads,
+    merge,
     scaled_dot_product_attention,
     set_num_threads,
 )
@@ -41,8 +44,11 @@ __all__ = [
     "TorchMultiHeadAttention",
     "UnsupportedError",
     "__version__",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
     "get_num_threads",
     "info",
+    "merge",
     "scaled_dot_product_attention",
     "set_num_threads",
 ]

@@ -1,9 +1,11 @@
 // scaled_dot_product_attention.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "attention_geometry.hpp"
 #include "attention_operands.hpp"
@@ -52,16 +54,33 @@ TensorView mask_view(const AttentionGeometry& geometry, const TensorView& mask) 
   return inner_view(mask, mask.rank >= 3 ? mask.shape[mask.rank - 3] : 1);
 }
 
-// Key lengths have one number a batch item: the batch dimensions' shape, with or without a last dimension of 1.
-TensorView lengths_view(const AttentionGeometry& geometry, const TensorView& lengths, TensorView::Dims& strides) {
+// Lengths have one number a batch item: the batch dimensions' shape, with or without a last dimension of 1.
+TensorView lengths_view(const AttentionGeometry& geometry, const TensorView& lengths, const char* argument,
+                        TensorView::Dims& strides) {
   TensorView outer = lengths;
   const bool extra = outer.rank > 0 && outer.rank == geometry.batch_rank + 1 && outer.shape[outer.rank - 1] == 1;
   if (extra) --outer.rank;
-  strides = geometry.batch_strides(outer, 0, "key_lengths");
+  strides = geometry.batch_strides(outer, 0, argument);
   TensorView result;
   result.data = lengths.data;
   result.dtype = lengths.dtype;
   result.rank = 1;
+  return result;
+}
+
+// Document numbers [..., length], one for each query or key.
+TensorView segments_view(const TensorView& segments, std::int64_t length, const char* argument) {
+  if (segments.rank < 1 || segments.shape[segments.rank - 1] != length) {
+    throw invalid(std::string(argument) + ": is " + describe_array(segments) + ", expected [..., " + std::to_string(length) +
+                  "]");
+  }
+  TensorView result;
+  result.data = segments.data;
+  result.dtype = segments.dtype;
+  result.rank = 2;
+  result.shape[0] = 1;
+  result.shape[1] = length;
+  result.strides[1] = segments.strides[segments.rank - 1];
   return result;
 }
 
@@ -88,7 +107,10 @@ void expect_shape(const TensorView& out, const AttentionGeometry& geometry) {
 nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_array, nb::handle value_array,
                                         nb::handle attn_mask, double dropout_p, bool is_causal, std::optional<double> scale,
                                         bool enable_gqa, nb::handle key_lengths, nb::handle out_array, double softcap,
-                                        nb::handle alibi_slopes, nb::handle sink, nb::handle precision) {
+                                        nb::handle alibi_slopes, nb::handle sink, nb::handle precision,
+                                        nb::handle query_lengths, bool return_lse, nb::handle prefix_lengths,
+                                        nb::handle query_segments, nb::handle key_segments, nb::handle block_mask,
+                                        std::optional<std::pair<std::int64_t, std::int64_t>> block_size) {
   if (dropout_p != 0) {
     throw Error(ErrorCode::unsupported,
                 "dropout_p: is " + std::to_string(dropout_p) + ", expected 0 (Polyhead runs inference only)");
@@ -102,7 +124,25 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   expect_f32(value, "value");
   const AttentionGeometry geometry(query.view(), key.view(), value.view(), enable_gqa);
   const std::optional<BorrowedArray> mask = borrow_mask(attn_mask);
-  const std::optional<BorrowedArray> lengths = borrow_key_lengths(key_lengths);
+  const std::optional<BorrowedArray> lengths = borrow_integers(key_lengths, "key_lengths"),
+                                     rows = borrow_integers(query_lengths, "query_lengths"),
+                                     prefixes = borrow_integers(prefix_lengths, "prefix_lengths"),
+                                     query_ids = borrow_integers(query_segments, "query_segments"),
+                                     key_ids = borrow_integers(key_segments, "key_segments");
+  if (query_ids.has_value() != key_ids.has_value()) {
+    throw invalid("query_segments and key_segments: one of them is given, expected both or neither");
+  }
+  if (block_mask.is_none() == block_size.has_value()) {
+    throw invalid("block_mask and block_size: one of them is given, expected both or neither");
+  }
+  std::optional<BorrowedArray> blocks;
+  if (!block_mask.is_none()) {
+    blocks.emplace(block_mask, "block_mask");
+    if (blocks->view().dtype != DType::boolean && blocks->view().dtype != DType::u8) {
+      throw_type_error(std::string("block_mask: data type is ") + python_name(blocks->view().dtype) +
+                       ", expected bool or uint8 (True = attend)");
+    }
+  }
   std::optional<BorrowedArray> slopes, sinks;
   if (!alibi_slopes.is_none()) slopes.emplace(alibi_slopes, "alibi_slopes");
   if (!sink.is_none()) sinks.emplace(sink, "sink");
@@ -146,8 +186,47 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   if (lengths) {
     options.mask.has_key_lengths = true;
     TensorView::Dims strides;
-    inputs.key_lengths = lengths_view(geometry, lengths->view(), strides);
+    inputs.key_lengths = lengths_view(geometry, lengths->view(), "key_lengths", strides);
     walk.add(&inputs.key_lengths, strides);
+  }
+  if (rows) {
+    options.mask.has_query_lengths = true;
+    TensorView::Dims strides;
+    inputs.query_lengths = lengths_view(geometry, rows->view(), "query_lengths", strides);
+    walk.add(&inputs.query_lengths, strides);
+  }
+  if (prefixes) {
+    options.mask.has_prefix = true;
+    TensorView::Dims strides;
+    inputs.prefix_lengths = lengths_view(geometry, prefixes->view(), "prefix_lengths", strides);
+    walk.add(&inputs.prefix_lengths, strides);
+  }
+  if (query_ids) {
+    options.mask.has_segments = true;
+    inputs.query_segments = segments_view(query_ids->view(), geometry.query_length, "query_segments");
+    inputs.key_segments = segments_view(key_ids->view(), geometry.key_length, "key_segments");
+    walk.add(&inputs.query_segments, geometry.batch_strides(query_ids->view(), 1, "query_segments"));
+    walk.add(&inputs.key_segments, geometry.batch_strides(key_ids->view(), 1, "key_segments"));
+  }
+  if (blocks) {
+    options.mask = options.mask & Mask::blocks(block_size->first, block_size->second);
+    const TensorView& view = blocks->view();
+    inputs.block_mask = inner_view(view, view.rank >= 3 ? view.shape[view.rank - 3] : 1);
+    walk.add(&inputs.block_mask, geometry.batch_strides(view, 3, "block_mask"));
+  }
+  nb::object lse_result;
+  std::optional<BorrowedArray> lse;
+  if (return_lse) {
+    const TensorView::Dims shape = geometry.output_shape();
+    lse_result = new_f32_array(query, geometry.output_rank - 1, shape.data());
+    lse.emplace(lse_result, "lse", Access::write);
+    inputs.lse = inner_view(lse->view(), geometry.heads);
+    // [..., heads, length]: the dimensions that inner_view takes for rows and columns are heads and rows here.
+    inputs.lse.rank = 3;
+    inputs.lse.shape[2] = geometry.query_length;
+    inputs.lse.strides[1] = geometry.output_rank >= 3 ? lse->view().strides[geometry.output_rank - 3] : 0;
+    inputs.lse.strides[2] = lse->view().strides[geometry.output_rank - 2];
+    walk.add(&inputs.lse, geometry.batch_strides(lse->view(), 2, "lse"));
   }
   walk.begin();
   // One mask for all items is told as a batch of 1, which lets the library classify its tiles once.
@@ -160,6 +239,7 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
       attention(runtime, inputs, options);
     } while (walk.next());
   }
+  if (return_lse) return nb::make_tuple(result, lse_result);
   return result;
 }
 
@@ -172,11 +252,17 @@ attn_mask: broadcastable to [..., heads, L, S]; bool (True = attend) or floating
 dropout_p: 0, nothing else. is_causal: query t sees keys s <= t; excludes attn_mask. scale: 1 / sqrt(D) unless given.
 enable_gqa: key and value may have fewer heads, a divisor of query's; otherwise as many, or 1.
 key_lengths: int32 or int64, one for each batch item: keys from there on do not exist. Combines with every mask.
+query_lengths: the same for queries: those from there on are not computed and give zeros.
+prefix_lengths: the same again, with is_causal=True: keys before are seen by every query, whatever causal says.
+query_segments, key_segments: int32 or int64 [..., L] and [..., S], the document of each query and key: only equal numbers see
+each other. block_mask: bool or uint8, broadcastable to [..., heads, ceil(L / queries), ceil(S / keys)] with block_size=(queries,
+keys): False hides a whole block.
 softcap: scaled scores become softcap * tanh(score / softcap), before anything is added to or hides them; 0: they stay.
 alibi_slopes: float32 [heads]; alibi_slopes[h] * |t - s| is taken off the score of query t and key s.
 sink: float32 [heads]; exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0. -inf: none.
 out: float32 [..., heads, L, E], written to and returned; must not overlap an input. Without it a new array is made, a
 PyTorch tensor when query is one, else a NumPy array.
+return_lse: returns (out, lse), lse float32 [..., heads, L] being the natural log of each softmax's denominator (polyhead.merge).
 
 precision: "strict", or "fast", which may use a faster kernel with a larger, stated error (docs/semantics.md).
 
@@ -189,12 +275,17 @@ void register_attention(nb::module_& module) {
   module.def("scaled_dot_product_attention", &scaled_dot_product_attention,
              nb::sig("def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, "
                      "scale=None, enable_gqa=False, *, key_lengths=None, out=None, softcap=0.0, alibi_slopes=None, sink=None, "
-                     "precision='strict')"),
+                     "precision='strict', query_lengths=None, return_lse=False, prefix_lengths=None, query_segments=None, "
+                     "key_segments=None, "
+                     "block_mask=None, block_size=None)"),
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(), nb::arg("attn_mask") = nb::none(),
              nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false, nb::arg("scale") = nb::none(),
              nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(), nb::arg("out") = nb::none(),
              nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(),
-             nb::arg("precision").none() = "strict", documentation);
+             nb::arg("precision").none() = "strict", nb::arg("query_lengths") = nb::none(), nb::arg("return_lse") = false,
+             nb::arg("prefix_lengths") = nb::none(), nb::arg("query_segments") = nb::none(),
+             nb::arg("key_segments") = nb::none(), nb::arg("block_mask") = nb::none(), nb::arg("block_size") = nb::none(),
+             documentation);
 }
 
 }  // namespace polyhead::python

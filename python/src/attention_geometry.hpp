@@ -29,7 +29,7 @@ struct AttentionGeometry {
 // over the others the calls are repeated.
 class BatchWalk {
  public:
-  static constexpr int most_arrays = 6;
+  static constexpr int most_arrays = 16;
 
   BatchWalk(int rank, const TensorView::Dims& shape);
 

@@ -24,23 +24,19 @@ std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask) {
   }
 }
 
-std::optional<BorrowedArray> borrow_integers(nb::handle given, const char* argument) {
-  if (given.is_none()) return std::nullopt;
-  std::optional<BorrowedArray> integers;
-  if (PyList_Check(given.ptr()) || PyTuple_Check(given.ptr()) || PyLong_Check(given.ptr())) {
-    integers.emplace(nb::module_::import_("numpy").attr("asarray")(given), argument);
+std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* argument) {
+  if (integers.is_none()) return std::nullopt;
+  std::optional<BorrowedArray> result;
+  if (PyList_Check(integers.ptr()) || PyTuple_Check(integers.ptr()) || PyLong_Check(integers.ptr())) {
+    result.emplace(nb::module_::import_("numpy").attr("asarray")(integers), argument);
   } else {
-    integers.emplace(given, argument);
+    result.emplace(integers, argument);
   }
-  const DType dtype = integers->view().dtype;
+  const DType dtype = result->view().dtype;
   if (dtype != DType::i32 && dtype != DType::i64) {
     throw_type_error(std::string(argument) + ": data type is " + python_name(dtype) + ", expected int32 or int64");
   }
-  return integers;
-}
-
-std::optional<BorrowedArray> borrow_key_lengths(nb::handle key_lengths) {
-  return borrow_integers(key_lengths, "key_lengths");
+  return result;
 }
 
 Precision to_precision(nb::handle precision) {

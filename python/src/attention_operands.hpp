@@ -16,8 +16,7 @@ namespace polyhead::python {
 std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask);
 
 // Integers (int32 or int64), an array or a Python sequence. None: nothing. Errors: TypeError, naming the argument.
-std::optional<BorrowedArray> borrow_integers(nb::handle given, const char* argument);
-std::optional<BorrowedArray> borrow_key_lengths(nb::handle key_lengths);
+std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* argument);
 
 // precision: "strict" or "fast". Errors: invalid_argument for another text, TypeError for what is none.
 Precision to_precision(nb::handle precision);

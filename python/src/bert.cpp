@@ -33,7 +33,7 @@ nb::object call(nb::handle token_ids, nb::handle lengths, nb::handle out, int ou
                 Function function) {
   const BorrowedArray ids(token_ids, "token_ids");
   expect_batch(ids);
-  const std::optional<BorrowedArray> given_lengths = borrow_key_lengths(lengths);
+  const std::optional<BorrowedArray> given_lengths = borrow_integers(lengths, "key_lengths");
   nb::object result = nb::borrow(out);
   if (out.is_none()) {
     const std::int64_t full[] = {ids.view().shape[0], ids.view().shape[1], hidden_size};

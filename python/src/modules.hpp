@@ -7,6 +7,8 @@ namespace polyhead::python {
 
 void register_attention(nanobind::module_& module);
 void register_kv_cache(nanobind::module_& module);
+void register_flash_attention(nanobind::module_& module);
+void register_merge(nanobind::module_& module);
 void register_multi_head_attention(nanobind::module_& module);
 void register_bert(nanobind::module_& module);
 

@@ -96,7 +96,7 @@ nb::object run(const MultiHeadAttention& operation, nb::handle query, nb::handle
                nb::handle bias, nb::handle key_lengths, nb::handle out) {
   const std::optional<BorrowedArray> query_input = borrow_input(query, "query"), key_input = borrow_input(key, "key"),
                                      value_input = borrow_input(value, "value"), mask = borrow_mask(boolean_mask),
-                                     added = borrow_mask(bias), lengths = borrow_key_lengths(key_lengths);
+                                     added = borrow_mask(bias), lengths = borrow_integers(key_lengths, "key_lengths");
   if (!query_input) throw_type_error("query: is None, expected an array [batch, length, width]");
   nb::object result = nb::borrow(out);
   if (out.is_none()) {

@@ -57,6 +57,10 @@ struct AttentionF32Args {
   std::ptrdiff_t mask_stride = 0;
   std::ptrdiff_t mask_head_stride = 0;
   std::ptrdiff_t mask_key_stride = 0;
+  // Beside a boolean mask, or null: a byte for every keys_per_mark keys, counted from key 0; 0 promises that the mask excludes
+  // all of them for every row of the call, so that they need not be looked at. A hint: results are the same without.
+  static constexpr std::int64_t keys_per_mark = 64;
+  const std::uint8_t* key_marks = nullptr;
   const float* bias = nullptr;  // likewise; added after scaling; -inf excludes, any finite value is arithmetic
   std::ptrdiff_t bias_stride = 0;
   std::ptrdiff_t bias_head_stride = 0;

@@ -137,6 +137,7 @@ class MaskReader {
 
   // Of the key block [key, end), before its tiles. False: its keys are excluded for every row.
   bool ReadKeys(std::int64_t key, std::int64_t end, const MaskTables& tables) {
+    if (args_.key_marks && !AnyMark(args_.key_marks, key, end)) return false;
     if (boolean_ != Varies::keys) return true;
     keys_allowed_ = ReadKeyMask(Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride),
                                 args_.mask_key_stride, static_cast<size_t>(end - key), tables.excluded_keys);

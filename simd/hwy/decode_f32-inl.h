@@ -182,10 +182,15 @@ class DecodeRun {
     const size_t end = static_cast<size_t>(HWY_MIN(key_end - first_key, static_cast<std::int64_t>(kBlock)));
     const size_t first_of_block = first_seen > first_key ? static_cast<size_t>(first_seen - first_key) : 0;
     if (first_of_block >= end) return;
+    const std::uint8_t* marks = args.key_marks ? args.key_marks + first_key / AttentionF32Args::keys_per_mark : nullptr;
+    if (marks && !AnyMark(marks, 0, static_cast<std::int64_t>(end))) return;
     const size_t lanes = hn::Lanes(FloatTag()), begin = kShortRows ? 0 : first_of_block;
     const KeySpan span = {begin, end, begin / lanes * lanes, (end + lanes - 1) / lanes * lanes};
     KeyOrder order = {kOrderOfWholeBlock.keys, kDecodeKeyBlock};
-    if (!kShortRows && end - begin < kDecodeKeyBlock) order = {order_, OrderKeys(begin, end, order_)};
+    if (!kShortRows && (marks || end - begin < kDecodeKeyBlock)) order = {order_, OrderKeys(begin, end, order_)};
+    static_assert(kStreamKeys == static_cast<size_t>(AttentionF32Args::keys_per_mark), "a mark is a stream's");
+    if (!kShortRows && marks) order.count = KeepMarked(marks, order.count, order_);
+    if (order.count == 0) return;
     const auto first_run = RunOfKeys<float>(args, first_key, first_key + static_cast<std::int64_t>(end));
     BlockRows key = {first_run.key, args.key_stride, nullptr}, value = {first_run.value, args.value_stride, nullptr};
     if (HWY_UNLIKELY(first_run.count < static_cast<std::int64_t>(end))) FindRows(args, first_key, end, key, value);

@@ -1,6 +1,7 @@
 // What kernels ask about one key block before they compute with it: limits relative to it, its keys' mask, the state of its V.
 #pragma once
 
+#include "simd/contract/attention.hpp"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/key_run-inl.h"
 
@@ -12,6 +13,14 @@ namespace {
 inline std::int32_t ClampLimit(std::int64_t limit) {
   constexpr std::int64_t kFar = std::int64_t{1} << 30;
   return static_cast<std::int32_t>(limit < -kFar ? -kFar : limit > kFar ? kFar : limit);
+}
+
+// Whether one of the keys [key, end) may be seen, by the marks of a call; key is a multiple of keys_per_mark.
+inline bool AnyMark(const std::uint8_t* marks, std::int64_t key, std::int64_t end) {
+  constexpr std::int64_t kKeys = AttentionF32Args::keys_per_mark;
+  std::uint8_t any = 0;
+  for (std::int64_t mark = key / kKeys; mark * kKeys < end; ++mark) any |= marks[mark];
+  return any != 0;
 }
 
 enum class Allowed : std::uint8_t { none, all, some };

@@ -8,8 +8,10 @@
 #include "api/cached_attention.hpp"
 #include "api/checks.hpp"
 #include "api/entry.hpp"
+#include "api/head_operands.hpp"
 #include "api/mask_inputs.hpp"
 #include "api/runtime_state.hpp"
+#include "api/sequence_inputs.hpp"
 #include "plan/attention_plan.hpp"
 #include "platform/rounding.hpp"
 #include "polyhead/kv_cache.hpp"
@@ -34,6 +36,7 @@ using api::check_output;
 using api::check_precision;
 using api::check_tensor;
 using api::fail;
+using api::read_heads;
 
 void check_size(const char* name, std::int64_t value, std::int64_t least) {
   if (value < least) fail(name, std::to_string(value), std::to_string(least) + " or more");
@@ -78,22 +81,6 @@ plan::AttentionShape shape_of(const AttentionSpec& spec) {
 
 double scale_of(const AttentionSpec& spec) {
   return spec.scale ? *spec.scale : 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
-}
-
-// Checks an operand with one number a head: finite, or -inf where that has a meaning. Returns it, and its stride in bytes.
-const float* read_heads(const char* name, const TensorView& view, std::int64_t heads, bool minus_infinity,
-                        std::ptrdiff_t* stride) {
-  check_tensor(name, view, DType::f32, {heads});
-  const std::int64_t step = heads == 1 ? 0 : view.strides[0];
-  const auto* values = static_cast<const float*>(view.data);
-  *stride = step * static_cast<std::ptrdiff_t>(sizeof(float));
-  for (std::int64_t h = 0; h < heads; ++h) {
-    const float value = values[h * step];
-    if (std::isfinite(value) || (minus_infinity && value == -std::numeric_limits<float>::infinity())) continue;
-    fail((std::string(name) + "[" + std::to_string(h) + "]").c_str(), std::to_string(value),
-         minus_infinity ? "a finite number, or -inf for no sink" : "a finite number");
-  }
-  return values;
 }
 
 void byte_strides(const TensorView& view, std::ptrdiff_t strides[3]) {
@@ -155,7 +142,7 @@ class AttentionPlanState {
 
   // With a cache, keys, values and lengths are its, and `inputs` has the rest.
   void run(const AttentionInputs& inputs, const RunOptions& options, const CachedAttentionInputs* cached = nullptr) const {
-    const plan::AttentionShape shape = check_shapes(inputs, cached);
+    plan::AttentionShape shape = check_shapes(inputs, cached);
     if (options.workspace) {
       if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0) {
         fail("RunOptions.workspace", "not aligned", "an address that is a multiple of 64");
@@ -166,17 +153,37 @@ class AttentionPlanState {
       }
     }
     const plan::AttentionPlan::LeaseHandle lease(plan_, options.workspace);
+    api::ScoreShape scores_shape = {shape.batch, shape.heads, shape.query_length, shape.key_length};
+    const std::int64_t query_total = shape.query_length;
+    if (spec_.mask.is_packed) {
+      scores_shape = api::read_packed(sequence_tensors(inputs), shape.heads, query_total, shape.key_length, lease.sequences());
+      shape.batch = scores_shape.batch;
+      shape.query_length = scores_shape.query_length;
+      shape.key_length = scores_shape.key_length;
+    }
+    check_maxima(shape, cached != nullptr);
 
     plan::AttentionOperands operands;
     operands.shape = shape;
     operands.mask = spec_.mask;
     operands.scale = scale_of(spec_);
     operands.softcap = spec_.softcap;
-    operands.scores = api::read_mask_inputs(given_mask(cached), mask_inputs(inputs),
-                                            {shape.batch, shape.heads, shape.query_length, shape.key_length},
-                                            lease.key_lengths(), lease.offsets());
+    operands.scores =
+        api::read_mask_inputs(given_mask(cached), mask_inputs(inputs), scores_shape, lease.key_lengths(), lease.offsets());
     if (spec_.mask.has_key_lengths) operands.key_lengths = lease.key_lengths();
     if (spec_.mask.has_offsets) operands.offsets = lease.offsets();
+    if (plan::goes_by_sequences(spec_.mask)) {
+      plan::SequenceTable& table = lease.sequences();
+      api::read_sequences(spec_.mask, sequence_tensors(inputs), scores_shape, query_total, operands.key_lengths,
+                          operands.offsets, table);
+      operands.sequences = table.sequences().data();
+      operands.sequence_count = static_cast<std::int64_t>(table.sequences().size());
+      operands.segment_numbers = table.segment_numbers().data();
+      operands.mask_room = plan_.mask_room();
+      if (spec_.mask.block_queries) {
+        operands.scores.block_mask = api::read_blocks(spec_.mask, inputs.block_mask, scores_shape);
+      }
+    }
     plan::ScoreOperands& scores = operands.scores;
     if (spec_.has_alibi) {
       scores.alibi_slopes = read_heads("alibi_slopes", inputs.alibi_slopes, spec_.heads, false, &scores.alibi_stride);
@@ -223,9 +230,9 @@ class AttentionPlanState {
   const plan::AttentionPlan& plan() const noexcept { return plan_; }
 
  private:
-  // Shapes against the spec's maxima and each other; returns this run's shape.
+  // Shapes against the spec and each other; returns the tensors' shape.
   plan::AttentionShape check_shapes(const AttentionInputs& inputs, const CachedAttentionInputs* cached) const {
-    check_tensor("query", inputs.query, DType::f32, {-1, spec_.heads, -1, spec_.head_dim});
+    check_tensor("query", inputs.query, DType::f32, {spec_.mask.is_packed ? 1 : -1, spec_.heads, -1, spec_.head_dim});
     plan::AttentionShape shape = shape_of(spec_);
     shape.batch = inputs.query.shape[0];
     shape.query_length = inputs.query.shape[2];
@@ -238,15 +245,8 @@ class AttentionPlanState {
     }
     check_tensor("out", inputs.out, DType::f32, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
     if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {shape.batch, spec_.heads, shape.query_length});
-    if (shape.batch > spec_.batch)
-      fail("query's batch", std::to_string(shape.batch), "at most the plan's " + std::to_string(spec_.batch));
-    if (shape.query_length > spec_.query_length) {
-      fail("query's length", std::to_string(shape.query_length), "at most the plan's " + std::to_string(spec_.query_length));
-    }
-    if (!cached && shape.key_length > spec_.key_length) {
-      fail("key's length", std::to_string(shape.key_length), "at most the plan's " + std::to_string(spec_.key_length));
-    }
     api::check_mask_given(given_mask(cached), mask_inputs(inputs));
+    api::check_sequences_given(spec_.mask, sequence_tensors(inputs));
     api::check_given("alibi_slopes", inputs.alibi_slopes, spec_.has_alibi, "ALiBi", "spec");
     api::check_given("sink", inputs.sink, spec_.has_sink, "sink", "spec");
     return shape;
@@ -259,8 +259,25 @@ class AttentionPlanState {
     return mask;
   }
 
+  // A run's batch items, or packed sequences, against the spec's maxima. A cache's lengths have been checked with it.
+  void check_maxima(const plan::AttentionShape& shape, bool cached) const {
+    const bool packed = spec_.mask.is_packed;
+    const auto check = [](const char* name, std::int64_t size, std::int64_t most) {
+      if (size > most) fail(name, std::to_string(size), "at most the plan's " + std::to_string(most));
+    };
+    check(packed ? "the number of sequences" : "query's batch", shape.batch, spec_.batch);
+    check(packed ? "the longest sequence's number of queries" : "query's length", shape.query_length, spec_.query_length);
+    if (!cached) check(packed ? "the longest sequence's number of keys" : "key's length", shape.key_length, spec_.key_length);
+  }
+
   static api::MaskInputs mask_inputs(const AttentionInputs& inputs) {
     return {inputs.key_lengths, inputs.offsets, inputs.boolean_mask, inputs.bias};
+  }
+
+  static api::SequenceTensors sequence_tensors(const AttentionInputs& inputs) {
+    return {inputs.query_lengths,  inputs.cumulative_query_lengths, inputs.cumulative_key_lengths,
+            inputs.prefix_lengths, inputs.query_segments,           inputs.key_segments,
+            inputs.block_mask};
   }
 
   static void check_outputs(const AttentionInputs& inputs) {
@@ -270,6 +287,7 @@ class AttentionPlanState {
       check_no_overlap(output_name, output, "key", inputs.key);
       check_no_overlap(output_name, output, "value", inputs.value);
       api::check_no_overlap(output_name, output, mask_inputs(inputs));
+      api::check_no_overlap(output_name, output, sequence_tensors(inputs));
       check_no_overlap(output_name, output, "alibi_slopes", inputs.alibi_slopes);
       check_no_overlap(output_name, output, "sink", inputs.sink);
     };
@@ -321,6 +339,30 @@ std::int64_t bucket(std::int64_t size) {
   return (size + step - 1) / step * step;
 }
 
+// The sizes of packed sequences. Their tensors are checked when the plan runs; what fails here fails there with a better
+// message.
+void measure_sequences(const AttentionInputs& inputs, AttentionSpec& spec) {
+  const auto longest = [](const TensorView& ends) {
+    std::int64_t most = 0;
+    const bool fits = ends.rank == 1 && ends.data && (ends.dtype == DType::i32 || ends.dtype == DType::i64) &&
+                      reinterpret_cast<std::uintptr_t>(ends.data) % static_cast<std::uintptr_t>(size_in_bytes(ends.dtype)) == 0;
+    for (std::int64_t i = 1; fits && i < ends.shape[0]; ++i) {
+      const auto at = [&](std::int64_t index) {
+        return ends.dtype == DType::i32 ? std::int64_t{static_cast<const std::int32_t*>(ends.data)[index * ends.strides[0]]}
+                                        : static_cast<const std::int64_t*>(ends.data)[index * ends.strides[0]];
+      };
+      std::int64_t length = 0;
+      if (!__builtin_sub_overflow(at(i), at(i - 1), &length)) most = std::max(most, length);
+    }
+    return most;
+  };
+  // No sequence is longer than all of them: a plan for a length that cannot be would ask for memory in vain.
+  spec.query_length = bucket(std::min(longest(inputs.cumulative_query_lengths), inputs.query.shape[2]));
+  spec.key_length = bucket(std::min(longest(inputs.cumulative_key_lengths), inputs.key.shape[2]));
+  const TensorView& ends = inputs.cumulative_query_lengths;
+  spec.batch = bucket(ends.rank == 1 ? std::max<std::int64_t>(ends.shape[0] - 1, 0) : 0);
+}
+
 constexpr std::uint64_t attention_call = 1;  // the kind of call, first word of its keys in the runtime's cache
 
 void fill_in_options(const AttentionOptions& options, AttentionSpec* spec) {
@@ -342,11 +384,14 @@ std::shared_ptr<const detail::AttentionPlanState> find_plan(const Runtime& runti
       .add(spec.scale.value_or(0.0))
       .add(spec.softcap)
       .add(spec.mask.window_left)
-      .add(spec.mask.window_right);
+      .add(spec.mask.window_right)
+      .add(spec.mask.block_queries)
+      .add(spec.mask.block_keys);
   const Mask& mask = spec.mask;
   std::uint64_t flags = static_cast<std::uint64_t>(mask.causality);
-  for (const bool flag : {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, spec.length_invariant,
-                          spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
+  for (const bool flag :
+       {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, mask.has_query_lengths, mask.is_packed,
+        mask.has_prefix, mask.has_segments, spec.length_invariant, spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
   }
   key.add(flags << 8 | static_cast<std::uint64_t>(spec.precision));
@@ -374,6 +419,7 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
   check_size("query's head_dim", spec.head_dim, 1);
   check_size("value's value_dim", spec.value_dim, 1);
   fill_in_options(options, &spec);
+  if (spec.mask.is_packed) measure_sequences(inputs, spec);
   api::entry([&] { find_plan(runtime, spec)->run(inputs, {}); });
 }
 

@@ -150,6 +150,13 @@ polyhead::Mask to_mask(const polyhead_mask* given) {
   if (mask.has_offsets != 0) result = result & polyhead::Mask::offsets();
   if (mask.has_boolean != 0) result = result & polyhead::Mask::boolean();
   if (mask.has_bias != 0) result = result & polyhead::Mask::bias();
+  if (mask.has_query_lengths != 0) result = result & polyhead::Mask::query_lengths();
+  if (mask.is_packed != 0) result = result & polyhead::Mask::packed();
+  if (mask.has_prefix != 0) result = result & polyhead::Mask::prefix();
+  if (mask.has_segments != 0) result = result & polyhead::Mask::segments();
+  if (mask.block_queries != 0 || mask.block_keys != 0) {
+    result = result & polyhead::Mask::blocks(mask.block_queries, mask.block_keys);
+  }
   return result;
 }
 
@@ -222,6 +229,13 @@ polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* g
   result.bias = to_view(inputs.bias, "bias");
   result.alibi_slopes = to_view(inputs.alibi_slopes, "alibi_slopes");
   result.sink = to_view(inputs.sink, "sink");
+  result.query_lengths = to_view(inputs.query_lengths, "query_lengths");
+  result.cumulative_query_lengths = to_view(inputs.cumulative_query_lengths, "cumulative_query_lengths");
+  result.cumulative_key_lengths = to_view(inputs.cumulative_key_lengths, "cumulative_key_lengths");
+  result.prefix_lengths = to_view(inputs.prefix_lengths, "prefix_lengths");
+  result.query_segments = to_view(inputs.query_segments, "query_segments");
+  result.key_segments = to_view(inputs.key_segments, "key_segments");
+  result.block_mask = to_view(inputs.block_mask, "block_mask");
   return result;
 }
 
@@ -559,6 +573,22 @@ polyhead_status polyhead_cached_attention(const polyhead_runtime* runtime, const
   return guarded([&] {
     polyhead::attention(required(runtime, "runtime")->value, to_cached_attention_inputs(inputs),
                         options == nullptr ? polyhead::cached_attention_options() : to_attention_options(options));
+  });
+}
+
+polyhead_status polyhead_merge(const polyhead_runtime* runtime, const polyhead_merge_inputs* given) {
+  return guarded([&] {
+    required(runtime, "runtime");
+    const polyhead_merge_inputs inputs = read_struct(given, "inputs");
+    polyhead::MergeInputs views;
+    views.out1 = to_required_view(inputs.out1, "out1");
+    views.lse1 = to_required_view(inputs.lse1, "lse1");
+    views.out2 = to_required_view(inputs.out2, "out2");
+    views.lse2 = to_required_view(inputs.lse2, "lse2");
+    views.out = to_required_view(inputs.out, "out");
+    views.lse = to_view(inputs.lse, "lse");
+    views.sink = to_view(inputs.sink, "sink");
+    polyhead::merge(runtime->value, views);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "api/checks.hpp"
 #include "api/integer_list.hpp"
 #include "api/kv_cache_state.hpp"
+#include "plan/attention_sequences.hpp"
 #include "polyhead/kv_cache.hpp"
 
 namespace polyhead::api {
@@ -60,6 +61,10 @@ std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs&
   const KvCacheSpec& cache_spec = store.spec();
   if (!spec.mask.has_key_lengths) {
     fail("AttentionSpec.mask.has_key_lengths", "false", "true, since a cache's sequences have lengths of their own");
+  }
+  if (plan::goes_by_sequences(spec.mask)) {
+    fail("AttentionSpec.mask", "one with query lengths, packed sequences, prefixes, segments or blocks",
+         "one without these, which do not go with a cache");
   }
   check_same("AttentionSpec.kv_heads", spec.kv_heads, "kv_heads", cache_spec.kv_heads);
   check_same("AttentionSpec.head_dim", spec.head_dim, "head_dim", cache_spec.head_dim);

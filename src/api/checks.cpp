@@ -1,6 +1,7 @@
 #include "api/checks.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 namespace polyhead::api {
 namespace {
@@ -156,6 +157,19 @@ void check_mask(const char* name, const Mask& mask) {
   if (mask.causality == Causal::offset && !mask.has_offsets) {
     fail((prefix + ".has_offsets").c_str(), "false", "true, since the causal alignment is Causal::offset");
   }
+  if (mask.has_prefix && mask.causality == Causal::none) {
+    fail((prefix + ".has_prefix").c_str(), "true", "false without a causal alignment, which alone hides what a prefix shows");
+  }
+  if (mask.has_segments && mask.is_packed) {
+    fail((prefix + ".has_segments").c_str(), "true", "false for packed sequences: give each document as one of them");
+  }
+  for (const auto& [field, size, other] : {std::tuple(".block_queries", mask.block_queries, mask.block_keys),
+                                           std::tuple(".block_keys", mask.block_keys, mask.block_queries)}) {
+    constexpr std::int64_t most = std::int64_t{1} << 40;  // beyond any length
+    if (size < 0 || size > most || (size == 0) != (other == 0)) {
+      fail((prefix + field).c_str(), std::to_string(size), "0 (no block mask: both sizes) or the size of a block");
+    }
+  }
   if (mask.has_offsets && (mask.causality == Causal::top_left || mask.causality == Causal::bottom_right)) {
     fail((prefix + ".has_offsets").c_str(), "true", "false, since the causal alignment fixes the offset");
   }
@@ -173,19 +187,21 @@ void check_given(const char* name, const TensorView& view, bool wanted, const ch
   }
 }
 
-void broadcast_strides(const char* name, const TensorView& view, const std::int64_t shape[4], std::ptrdiff_t strides[4]) {
+void broadcast_strides(const char* name, const TensorView& view, const std::int64_t shape[4], std::ptrdiff_t strides[4],
+                       bool longer) {
   bool fits = view.rank <= 4;
   const std::int64_t item = size_in_bytes(view.dtype);
   for (int i = 0; i < 4; ++i) strides[i] = 0;
   for (int i = 0; fits && i < view.rank; ++i) {
     const int to = 4 - view.rank + i;
     if (view.shape[i] == 1) continue;
-    fits = view.shape[i] == shape[to];
+    fits = view.shape[i] == shape[to] || (longer && to >= 2 && view.shape[i] > shape[to]);
     strides[to] = view.strides[i] * item;
   }
   if (!fits) {
     fail(name, shape_text(view),
-         "a shape that broadcasts to " + shape_text(view.dtype, {shape[0], shape[1], shape[2], shape[3]}));
+         "a shape that broadcasts to " + shape_text(view.dtype, {shape[0], shape[1], shape[2], shape[3]}) +
+             (longer ? ", or to more in the last two dimensions" : ""));
   }
   check_memory(name, view);
 }

@@ -32,8 +32,10 @@ void check_precision(const char* name, Precision precision);
 // Checks that `view` is given exactly when `wanted`, naming the mask part that decides it.
 void check_given(const char* name, const TensorView& view, bool wanted, const char* part, const char* owner = "mask");
 
-// Byte strides of a tensor broadcast to `shape` (rank 4; lower ranks align right, sizes 1 broadcast).
-void broadcast_strides(const char* name, const TensorView& view, const std::int64_t shape[4], std::ptrdiff_t strides[4]);
+// Byte strides of a tensor broadcast to `shape` (rank 4; lower ranks align right, sizes 1 broadcast). `longer`: its last two
+// dimensions may be larger.
+void broadcast_strides(const char* name, const TensorView& view, const std::int64_t shape[4], std::ptrdiff_t strides[4],
+                       bool longer = false);
 
 // Reads an i32 or i64 tensor [batch] or [batch, 1] into out[batch]; each value must lie in [low, high].
 void read_integers(const char* name, const TensorView& view, std::int64_t batch, std::int64_t low, std::int64_t high,

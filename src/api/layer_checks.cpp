@@ -6,6 +6,22 @@
 #include "api/checks.hpp"
 
 namespace polyhead::api {
+namespace {
+
+// Parts that attention alone takes.
+void check_layer_mask(const char* name, const Mask& mask) {
+  const char* part = mask.has_query_lengths ? "query lengths"
+                     : mask.is_packed       ? "packed sequences"
+                     : mask.has_prefix      ? "a prefix"
+                     : mask.has_segments    ? "segments"
+                     : mask.block_queries   ? "blocks"
+                                            : nullptr;
+  if (part == nullptr) return;
+  fail(name, std::string("one with ") + part,
+       "causal, window, key lengths, offsets, boolean and bias only (a layer's inputs have nothing for the others)");
+}
+
+}  // namespace
 
 void check_size(const std::string& name, std::int64_t value, std::int64_t least) {
   // The upper limit keeps every product of two sizes and a data type's size inside 64 bits.
@@ -44,6 +60,7 @@ MultiHeadAttentionSpec resolve(const char* name, MultiHeadAttentionSpec spec) {
   if (spec.scale && !std::isfinite(*spec.scale))
     fail((prefix + "scale").c_str(), std::to_string(*spec.scale), "a finite number");
   check_mask((prefix + "mask").c_str(), spec.mask);
+  check_layer_mask((prefix + "mask").c_str(), spec.mask);
   check_precision((prefix + "precision").c_str(), spec.precision);
   return spec;
 }

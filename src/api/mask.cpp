@@ -63,9 +63,47 @@ Mask Mask::bias() {
   return mask;
 }
 
+Mask Mask::query_lengths() {
+  Mask mask;
+  mask.has_query_lengths = true;
+  return mask;
+}
+
+Mask Mask::packed() {
+  Mask mask;
+  mask.is_packed = true;
+  return mask;
+}
+
+Mask Mask::prefix() {
+  Mask mask;
+  mask.has_prefix = true;
+  return mask;
+}
+
+Mask Mask::segments() {
+  Mask mask;
+  mask.has_segments = true;
+  return mask;
+}
+
+Mask Mask::blocks(std::int64_t queries, std::int64_t keys) {
+  if (queries < 1 || keys < 1) {
+    throw Error(ErrorCode::invalid_argument, "blocks: sizes are " + std::to_string(queries) + " queries x " +
+                                                 std::to_string(keys) + " keys, expected 1 or more of each");
+  }
+  Mask mask;
+  mask.block_queries = queries;
+  mask.block_keys = keys;
+  return mask;
+}
+
 Mask operator&(const Mask& a, const Mask& b) {
   if (a.causality != Causal::none && b.causality != Causal::none && a.causality != b.causality) {
     throw Error(ErrorCode::invalid_argument, "mask: two causal alignments that differ cannot be combined");
+  }
+  if (a.block_queries && b.block_queries && (a.block_queries != b.block_queries || a.block_keys != b.block_keys)) {
+    throw Error(ErrorCode::invalid_argument, "mask: two block sizes that differ cannot be combined");
   }
   Mask both;
   both.causality = std::max(a.causality, b.causality);
@@ -75,6 +113,12 @@ Mask operator&(const Mask& a, const Mask& b) {
   both.has_offsets = a.has_offsets || b.has_offsets;
   both.has_boolean = a.has_boolean || b.has_boolean;
   both.has_bias = a.has_bias || b.has_bias;
+  both.has_query_lengths = a.has_query_lengths || b.has_query_lengths;
+  both.is_packed = a.is_packed || b.is_packed;
+  both.has_prefix = a.has_prefix || b.has_prefix;
+  both.has_segments = a.has_segments || b.has_segments;
+  both.block_queries = std::max(a.block_queries, b.block_queries);
+  both.block_keys = std::max(a.block_keys, b.block_keys);
   return both;
 }
 

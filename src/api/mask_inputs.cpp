@@ -29,12 +29,12 @@ plan::ScoreOperands read_mask_inputs(const Mask& mask, const MaskInputs& inputs,
     if (view.dtype != DType::boolean && view.dtype != DType::u8) {
       fail("boolean_mask", std::string("of dtype ") + name(view.dtype), "bool or u8");
     }
-    broadcast_strides("boolean_mask", view, scores, operands.mask_strides);
+    broadcast_strides("boolean_mask", view, scores, operands.mask_strides, shape.longer);
     operands.boolean_mask = static_cast<const std::uint8_t*>(view.data);
   }
   if (mask.has_bias) {
     if (inputs.bias.dtype != DType::f32) fail("bias", std::string("of dtype ") + name(inputs.bias.dtype), "f32");
-    broadcast_strides("bias", inputs.bias, scores, operands.bias_strides);
+    broadcast_strides("bias", inputs.bias, scores, operands.bias_strides, shape.longer);
     operands.bias = static_cast<const float*>(inputs.bias.data);
   }
   return operands;

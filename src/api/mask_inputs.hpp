@@ -19,6 +19,7 @@ struct MaskInputs {
 
 struct ScoreShape {
   std::int64_t batch, heads, query_length, key_length;
+  bool longer = false;  // boolean mask and bias may have more queries and keys than these
 };
 
 // Each tensor is given exactly when the mask has its part.

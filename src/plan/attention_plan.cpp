@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <new>
 
+#include "plan/sequence_run.hpp"
 #include "platform/rounding.hpp"
 #include "polyhead/error.hpp"
 
@@ -30,6 +31,8 @@ AttentionOperands structure_only(const AttentionShape& shape, const Mask& mask) 
   operands.mask = mask;
   operands.mask.has_key_lengths = false;
   operands.mask.has_offsets = false;
+  operands.mask.has_query_lengths = false;
+  operands.mask.has_prefix = false;
   return operands;
 }
 
@@ -63,6 +66,8 @@ struct AttentionPlan::Lease {
   std::unique_ptr<graph::Execution> execution;  // made by the first run that needs threads
   platform::AlignedBuffer own_workspace;        // made by the first run that brings none
   platform::AlignedBuffer side;
+  SequenceTable sequences;
+  SequenceRun sequence_run;
   char* workspace = nullptr;  // of the run that holds the lease
 };
 
@@ -81,12 +86,13 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, co
       length_invariant_(length_invariant),
       precision_(precision),
       changes_(changes),
+      by_sequences_(goes_by_sequences(mask)),
       kernels_(kernels),
       scheduler_(std::move(scheduler)) {
   choice_ = choose_attention(maximum_, mask_, length_invariant_, precision_, kernels_);
   cut_ = cut_work(maximum_, mask_, choice_, scheduler_->threads());
   auto description = std::make_shared<graph::TaskGraph>();
-  if (cut_.nodes > 0) {
+  if (cut_.nodes > 0 && !by_sequences_) {
     const AttentionOperands operands = structure_only(maximum_, mask_);
     for (std::int64_t node = 0; node < cut_.nodes; ++node) {
       double cost = 0;
@@ -102,11 +108,12 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, co
   }
   graph_ = std::move(description);
 
-  slot_bytes_ = whole_lines(most_scratch_bytes(maximum_, mask_, length_invariant_, precision_, kernels_));
+  mask_room_ = plan::mask_room(maximum_.key_length, maximum_.group(), mask_);
+  slot_bytes_ = whole_lines(most_scratch_bytes(maximum_, mask_, length_invariant_, precision_, kernels_) + mask_room_.bytes());
   std::size_t bytes = 2 * whole_lines(static_cast<std::size_t>(maximum_.batch) * sizeof(std::int64_t));
   slots_offset_ = bytes;
   bytes += slot_bytes_ * static_cast<std::size_t>(scheduler_->slots());
-  if (cut_.splits > 1) {
+  if (cut_.splits > 1 && !by_sequences_) {
     const auto row_pieces = static_cast<std::size_t>(cut_.pieces / cut_.splits);
     partial_stride_ = partial_floats(maximum_, cut_.rows_per_piece);
     partials_offset_ = bytes;
@@ -149,6 +156,10 @@ std::int64_t* AttentionPlan::LeaseHandle::key_lengths() const {
 std::int64_t* AttentionPlan::LeaseHandle::offsets() const {
   return reinterpret_cast<std::int64_t*>(lease_->workspace +
                                          whole_lines(static_cast<std::size_t>(plan_.maximum_.batch) * sizeof(std::int64_t)));
+}
+
+SequenceTable& AttentionPlan::LeaseHandle::sequences() const {
+  return lease_->sequences;
 }
 
 void* AttentionPlan::LeaseHandle::side_memory(std::size_t bytes) const {
@@ -194,6 +205,12 @@ void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch)
 }
 
 void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& operands, const std::atomic<bool>* cancel) const {
+  if (by_sequences_) {
+    Lease& lease = handle.lease();
+    lease.sequence_run.run(operands, length_invariant_, precision_, kernels_, *scheduler_, inline_below_ns,
+                           lease.workspace + slots_offset_, slot_bytes_, cancel);
+    return;
+  }
   const AttentionShape& shape = operands.shape;
   if (shape.batch == 0 || shape.rows() == 0) return;
   Run run;
@@ -233,32 +250,13 @@ void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& oper
       &run, cancel);
 }
 
-std::string AttentionPlan::explain() const {
-  char line[256];
-  std::string text;
-  const auto add = [&](const char* format, auto... values) {
-    std::snprintf(line, sizeof line, format, values...);
-    text += line;
-  };
-  add("kernel       %s (%s)\n", choice_.kernel->name, choice_.reason);
-  add("precision    %s\n", precision_ == Precision::strict        ? "strict"
-                           : choice_.precision == Precision::fast ? "fast"
-                                                                  : "fast: computed as strict, no faster kernel serves this");
-  add("shape        batch %lld, heads %lld, kv_heads %lld, query_length %lld, key_length %lld, head_dim %lld, value_dim %lld\n",
-      static_cast<long long>(maximum_.batch), static_cast<long long>(maximum_.heads), static_cast<long long>(maximum_.kv_heads),
-      static_cast<long long>(maximum_.query_length), static_cast<long long>(maximum_.key_length),
-      static_cast<long long>(maximum_.head_dim), static_cast<long long>(maximum_.value_dim));
-  add("blocks       %d rows x %d keys; rows of one kv head: %lld (%lld query heads stacked)\n", choice_.kernel->row_block,
-      choice_.kernel->key_block, static_cast<long long>(maximum_.rows()), static_cast<long long>(maximum_.group()));
-  if (choice_.key_split && split_count(choice_, maximum_.key_length) > 1) {
-    add("key splits   every %lld keys, merged in ascending order, %s\n", static_cast<long long>(choice_.key_split),
-        cut_.splits > 1 ? "in parallel" : "inside a piece (there are enough pieces without)");
-  }
+std::string AttentionPlan::explain_tiles() const {
   const AttentionOperands operands = structure_only(maximum_, mask_);
   std::int64_t counts[3] = {};
   const std::int64_t row_block = choice_.kernel->row_block, key_block = choice_.kernel->key_block, group = maximum_.group();
   const KeyRange limits = key_range(operands, 0, 0, 0);
-  const bool every_score = mask_.has_boolean || mask_.has_bias || changes_.softcap > 0 || changes_.alibi;
+  const bool every_score =
+      mask_.has_boolean || mask_.has_bias || mask_.block_queries != 0 || changes_.softcap > 0 || changes_.alibi;
   for (std::int64_t row = 0; row < maximum_.rows(); row += row_block) {
     const std::int64_t first = row / group, last = (std::min(row + row_block, maximum_.rows()) - 1) / group;
     // Within one row block the classes follow one another, so only the partial ones need a look each.
@@ -278,14 +276,51 @@ std::string AttentionPlan::explain() const {
     }
   }
   const std::int64_t heads = maximum_.batch * maximum_.kv_heads;
-  add("tiles        %lld skipped, %lld full, %lld partial (by structure, at the largest shape%s)\n",
-      static_cast<long long>(counts[0] * heads), static_cast<long long>(counts[1] * heads),
-      static_cast<long long>(counts[2] * heads), mask_.has_key_lengths ? "; key lengths skip more at run time" : "");
-  add("work         %lld pieces of up to %lld rows, %lld graph nodes, about %.3g ms on one thread\n",
-      static_cast<long long>(cut_.pieces), static_cast<long long>(cut_.rows_per_piece), static_cast<long long>(cut_.nodes),
-      cut_.total_cost_ns * 1e-6);
+  char line[256];
+  std::snprintf(line, sizeof line,
+                "tiles        %lld skipped, %lld full, %lld partial (by structure, at the largest shape%s)\n",
+                static_cast<long long>(counts[0] * heads), static_cast<long long>(counts[1] * heads),
+                static_cast<long long>(counts[2] * heads),
+                by_sequences_           ? "; what a run brings skips more"
+                : mask_.has_key_lengths ? "; key lengths skip more at run time"
+                                        : "");
+  return line;
+}
+
+std::string AttentionPlan::explain() const {
+  char line[256];
+  std::string text;
+  const auto add = [&](const char* format, auto... values) {
+    std::snprintf(line, sizeof line, format, values...);
+    text += line;
+  };
+  add("kernel       %s (%s)\n", choice_.kernel->name, choice_.reason);
+  add("precision    %s\n", precision_ == Precision::strict        ? "strict"
+                           : choice_.precision == Precision::fast ? "fast"
+                                                                  : "fast: computed as strict, no faster kernel serves this");
+  add("shape        batch %lld, heads %lld, kv_heads %lld, query_length %lld, key_length %lld, head_dim %lld, value_dim %lld\n",
+      static_cast<long long>(maximum_.batch), static_cast<long long>(maximum_.heads), static_cast<long long>(maximum_.kv_heads),
+      static_cast<long long>(maximum_.query_length), static_cast<long long>(maximum_.key_length),
+      static_cast<long long>(maximum_.head_dim), static_cast<long long>(maximum_.value_dim));
+  add("blocks       %d rows x %d keys; rows of one kv head: %lld (%lld query heads stacked)\n", choice_.kernel->row_block,
+      choice_.kernel->key_block, static_cast<long long>(maximum_.rows()), static_cast<long long>(maximum_.group()));
+  if (choice_.key_split && split_count(choice_, maximum_.key_length) > 1) {
+    add("key splits   every %lld keys, merged in ascending order, %s\n", static_cast<long long>(choice_.key_split),
+        by_sequences_     ? "in parallel where a piece would keep others waiting"
+        : cut_.splits > 1 ? "in parallel"
+                          : "inside a piece (there are enough pieces without)");
+  }
+  text += explain_tiles();
+  if (by_sequences_) {
+    add("work         cut at run time by each sequence's own lengths, heaviest first; about %.3g ms on one thread at most\n",
+        cut_.total_cost_ns * 1e-6);
+  } else {
+    add("work         %lld pieces of up to %lld rows, %lld graph nodes, about %.3g ms on one thread\n",
+        static_cast<long long>(cut_.pieces), static_cast<long long>(cut_.rows_per_piece), static_cast<long long>(cut_.nodes),
+        cut_.total_cost_ns * 1e-6);
+  }
   add("threads      %d%s\n", scheduler_->threads(),
-      scheduler_->threads() == 1 || cut_.nodes <= 1 || cut_.total_cost_ns < inline_below_ns
+      scheduler_->threads() == 1 || (cut_.nodes <= 1 && !by_sequences_) || cut_.total_cost_ns < inline_below_ns
           ? " (runs inline on the caller's thread)"
           : "");
   add("scale        %.9g\n", changes_.scale);

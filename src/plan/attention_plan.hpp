@@ -52,6 +52,7 @@ class AttentionPlan {
     LeaseHandle& operator=(const LeaseHandle&) = delete;
     std::int64_t* key_lengths() const;  // [maximum batch], for the caller to fill
     std::int64_t* offsets() const;
+    SequenceTable& sequences() const;
     // Memory beyond the workspace, kept with the lease: for packing operands whose last dimension is not contiguous.
     void* side_memory(std::size_t bytes) const;
     Lease& lease() const { return *lease_; }
@@ -61,10 +62,12 @@ class AttentionPlan {
     std::unique_ptr<Lease> lease_;
   };
 
-  // Sizes in operands.shape are at most the plan's. Throws Error(cancelled), or what the host's executor lets through.
+  // Sizes in operands.shape are at most the plan's, and operands.sequences are given exactly when goes_by_sequences(mask).
+  // Throws Error(cancelled), or what the host's executor lets through.
   void run(const LeaseHandle& handle, const AttentionOperands& operands, const std::atomic<bool>* cancel) const;
 
   std::size_t workspace_bytes() const noexcept { return workspace_bytes_; }
+  const MaskRoom& mask_room() const noexcept { return mask_room_; }  // of a run's operands
   graph::Scheduler& scheduler() const noexcept { return *scheduler_; }
   std::string explain() const;
 
@@ -72,17 +75,20 @@ class AttentionPlan {
   struct Run;
   void run_piece(const Run& run, std::int64_t piece, char* scratch) const;
   double estimate_ns(const AttentionOperands& operands) const;
+  std::string explain_tiles() const;
 
   AttentionShape maximum_;
   Mask mask_;
   bool length_invariant_;
   Precision precision_;
   ScoreChanges changes_;
+  bool by_sequences_;  // work is cut at run time, from the sequences' lengths
   const dispatch::KernelTable& kernels_;
   std::shared_ptr<graph::Scheduler> scheduler_;
   AttentionChoice choice_;  // for the maximum shape
   AttentionCut cut_;
   std::shared_ptr<const graph::TaskGraph> graph_;
+  MaskRoom mask_room_;
   std::size_t slot_bytes_ = 0;  // scratch of one thread
   std::size_t partials_offset_ = 0, counters_offset_ = 0, slots_offset_ = 0, workspace_bytes_ = 0;
   std::size_t partial_stride_ = 0;  // floats of one split's partial result

@@ -29,11 +29,52 @@ T* at(T* base, std::ptrdiff_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<Byte*>(base) + bytes);
 }
 
-// The part of the kernel's arguments that all pieces of a (batch item, kv head) share.
-simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head, const KeyRange& keys) {
-  const std::int64_t group = o.shape.group(), head = kv_head * group;
+// An item of a run as a sequence: where runs go by batch items, the whole of one.
+Sequence sequence_of(const AttentionOperands& o, std::int64_t item) {
+  if (o.sequences) return o.sequences[item];
+  Sequence sequence;
+  sequence.batch = sequence.mask_batch = item;
+  sequence.query_length = o.shape.query_length;
+  sequence.key_length = o.mask.has_key_lengths ? o.key_lengths[item] : o.shape.key_length;
+  if (o.mask.causality == Causal::bottom_right) sequence.offset = sequence.key_length - sequence.query_length;
+  if (o.mask.has_offsets) sequence.offset = o.offsets[item];
+  return sequence;
+}
+
+// A thread computes the pieces of a head in ascending order, then the next head's, then the next item's.
+void hint_next_rows(const AttentionOperands& o, std::int64_t item, std::int64_t kv_head, simd::AttentionF32Args& args) {
+  const std::int64_t group = o.shape.group(), rows = args.row_end - args.row_begin;
+  if (args.group != group) return;  // heads one by one: the next is this one's neighbour
+  std::int64_t all = sequence_of(o, item).query_length * group;
+  if (args.row_end < all) {
+    args.next_query = args.query;
+    args.next_row_begin = args.row_end;
+  } else {
+    if (++kv_head == o.shape.kv_heads) ++item, kv_head = 0;
+    if (item >= (o.sequences ? o.sequence_count : o.shape.batch)) return;
+    const Sequence next = sequence_of(o, item);
+    all = next.query_length * group;
+    args.next_query = at(o.query, next.batch * o.query_strides[0] + kv_head * group * o.query_strides[1] +
+                                      next.query_begin * o.query_strides[2]);
+  }
+  args.next_row_end = std::min(args.next_row_begin + rows, all);
+}
+
+// Rows that see keys by one rule: what one call of a kernel takes.
+struct Region {
+  std::int64_t head = 0, group = 1;         // query heads [head, head + group)
+  std::int64_t row_begin = 0, row_end = 0;  // numbered t * group + g
+  KeyRange keys;
+
+  std::int64_t rows() const { return row_end - row_begin; }
+};
+
+// The arguments of a call for a region, but for the key range and what comes of it.
+simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& sequence, const Region& region) {
+  const std::int64_t group = region.group, head = region.head, kv_head = head / o.shape.group();
+  const std::int64_t batch = sequence.batch, mask_batch = sequence.mask_batch;
   simd::AttentionF32Args args;
-  args.query = at(o.query, batch * o.query_strides[0] + head * o.query_strides[1]);
+  args.query = at(o.query, batch * o.query_strides[0] + head * o.query_strides[1] + sequence.query_begin * o.query_strides[2]);
   args.query_stride = o.query_strides[2];
   args.query_head_stride = o.query_strides[1];
   if (o.pages) {
@@ -43,8 +84,9 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch,
     args.key_in_page = kv_head * o.key_strides[1];
     args.value_in_page = o.value_in_page + kv_head * o.value_strides[1];
   } else {
-    args.key = at(o.key, batch * o.key_strides[0] + kv_head * o.key_strides[1]);
-    args.value = at(o.value, batch * o.value_strides[0] + kv_head * o.value_strides[1]);
+    args.key = at(o.key, batch * o.key_strides[0] + kv_head * o.key_strides[1] + sequence.key_begin * o.key_strides[2]);
+    args.value =
+        at(o.value, batch * o.value_strides[0] + kv_head * o.value_strides[1] + sequence.key_begin * o.value_strides[2]);
   }
   args.key_stride = o.key_strides[2];
   args.value_stride = o.value_strides[2];
@@ -53,17 +95,22 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch,
   args.value_dim = o.shape.value_dim;
   args.scale = o.scale;
   args.softcap = o.softcap;
-  args.visible_begin = keys.visible_begin;
-  args.visible_end = keys.visible_end;
+  args.row_begin = region.row_begin;
+  args.row_end = region.row_end;
+  args.visible_begin = region.keys.visible_begin;
+  args.visible_end = region.keys.visible_end;
   const ScoreOperands& scores = o.scores;
   if (scores.boolean_mask) {
-    args.boolean_mask = at(scores.boolean_mask, batch * scores.mask_strides[0] + head * scores.mask_strides[1]);
+    args.boolean_mask =
+        at(scores.boolean_mask, mask_batch * scores.mask_strides[0] + head * scores.mask_strides[1] +
+                                    sequence.mask_query * scores.mask_strides[2] + sequence.mask_key * scores.mask_strides[3]);
     args.mask_head_stride = scores.mask_strides[1];
     args.mask_stride = scores.mask_strides[2];
     args.mask_key_stride = scores.mask_strides[3];
   }
   if (scores.bias) {
-    args.bias = at(scores.bias, batch * scores.bias_strides[0] + head * scores.bias_strides[1]);
+    args.bias = at(scores.bias, mask_batch * scores.bias_strides[0] + head * scores.bias_strides[1] +
+                                    sequence.mask_query * scores.bias_strides[2] + sequence.mask_key * scores.bias_strides[3]);
     args.bias_head_stride = scores.bias_strides[1];
     args.bias_stride = scores.bias_strides[2];
     args.bias_key_stride = scores.bias_strides[3];
@@ -71,21 +118,163 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch,
   if (scores.alibi_slopes) {
     args.alibi_slopes = at(scores.alibi_slopes, head * scores.alibi_stride);
     args.alibi_stride = scores.alibi_stride;
-    args.alibi_offset = keys.offset;
+    args.alibi_offset = region.keys.offset;
   }
   if (scores.sink) {
     args.sink = at(scores.sink, head * scores.sink_stride);
     args.sink_stride = scores.sink_stride;
   }
-  args.out = at(o.out, batch * o.out_strides[0] + head * o.out_strides[1]);
+  args.out = at(o.out, batch * o.out_strides[0] + head * o.out_strides[1] + sequence.query_begin * o.out_strides[2]);
   args.out_stride = o.out_strides[2];
   args.out_head_stride = o.out_strides[1];
   if (o.lse) {
-    args.lse = at(o.lse, batch * o.lse_strides[0] + head * o.lse_strides[1]);
+    args.lse = at(o.lse, batch * o.lse_strides[0] + head * o.lse_strides[1] + sequence.query_begin * o.lse_strides[2]);
     args.lse_stride = o.lse_strides[2];
     args.lse_head_stride = o.lse_strides[1];
   }
   return args;
+}
+
+// Whether query t sees keys by the prefix, beyond the causal diagonal.
+bool sees_prefix(const AttentionOperands& o, const Sequence& sequence, std::int64_t t) {
+  return o.mask.causality != Causal::none && t + sequence.offset + 1 < sequence.prefix;
+}
+
+// The keys that queries [first, last] of a sequence may see by structure; all of them or none see the prefix.
+KeyRange key_range_of_queries(const AttentionOperands& o, const Sequence& sequence, std::int64_t first, std::int64_t last) {
+  const std::int64_t offset = sequence.offset;
+  std::int64_t keys = sequence.key_length;
+  KeyRange range;
+  range.offset = offset;
+  range.visible_begin = simd::AttentionF32Args::unbounded_begin;
+  range.visible_end = simd::AttentionF32Args::unbounded_end;
+  if (sees_prefix(o, sequence, first)) {
+    keys = std::min(keys, sequence.prefix);
+  } else if (o.mask.causality != Causal::none) {
+    range.visible_end = offset + 1;
+  }
+  // Limits that reach beyond any key are the same as none; clamping keeps the sums below far from overflow.
+  const std::int64_t far = std::int64_t{1} << 61;
+  if (o.mask.window_right != Mask::unbounded) {
+    range.visible_end = std::min(range.visible_end, offset + std::min(o.mask.window_right, far) + 1);
+  }
+  if (o.mask.window_left != Mask::unbounded) range.visible_begin = offset - std::min(o.mask.window_left, far);
+  if (first > last) return range;
+  range.begin = std::clamp<std::int64_t>(first + range.visible_begin, 0, keys);
+  range.end = std::clamp<std::int64_t>(last + range.visible_end, 0, keys);
+  return range;
+}
+
+// What hides single keys from a query head's rows of a sequence.
+HiddenKeys hidden_keys(const AttentionOperands& o, const Sequence& sequence, std::int64_t head) {
+  HiddenKeys hidden;
+  if (sequence.key_length == 0) return hidden;
+  const ScoreOperands& scores = o.scores;
+  if (scores.block_mask.blocks) {
+    const std::ptrdiff_t* strides = scores.block_mask.strides;
+    hidden.blocks = at(scores.block_mask.blocks, sequence.mask_batch * strides[0] + head * strides[1]);
+    hidden.block_strides[0] = strides[2];
+    hidden.block_strides[1] = strides[3];
+    hidden.block_queries = o.mask.block_queries;
+    hidden.block_keys = o.mask.block_keys;
+    hidden.first_query = sequence.mask_query;
+    hidden.first_key = sequence.mask_key;
+  }
+  if (sequence.segments_at >= 0) {
+    hidden.query_segments = o.segment_numbers + sequence.segments_at;
+    hidden.key_segments = hidden.query_segments + sequence.query_length;
+  }
+  if (scores.boolean_mask) {
+    const std::ptrdiff_t* strides = scores.mask_strides;
+    hidden.boolean_mask = at(scores.boolean_mask, sequence.mask_batch * strides[0] + head * strides[1] +
+                                                      sequence.mask_query * strides[2] + sequence.mask_key * strides[3]);
+    hidden.boolean_strides[0] = strides[2];
+    hidden.boolean_strides[1] = strides[1];
+    hidden.boolean_strides[2] = strides[3];
+  }
+  return hidden;
+}
+
+// How rows of hidden keys are written: one for all rows of a region, or one for each query, or for each query and head.
+struct WrittenRows {
+  bool one_row;
+  std::int64_t heads;
+};
+WrittenRows written_rows(const HiddenKeys& hidden, std::int64_t group) {
+  // Fewer rows than this leave so many lanes empty that they had better be computed with the rows of the next blocks.
+  constexpr std::int64_t enough_rows = 16;
+  const bool by_blocks_alone = hidden.blocks && !hidden.query_segments && !hidden.boolean_mask;
+  if (by_blocks_alone && hidden.block_queries * group >= enough_rows) return {true, 1};
+  return {false, hidden.boolean_mask && hidden.boolean_strides[1] != 0 ? group : 1};
+}
+
+// The first query after t that sees keys by another rule than t.
+std::int64_t next_rule(const AttentionOperands& o, const Sequence& sequence, const HiddenKeys& hidden, std::int64_t group,
+                       std::int64_t t) {
+  std::int64_t next = sequence.query_length;
+  if (sees_prefix(o, sequence, t)) next = std::min(next, sequence.prefix - sequence.offset - 1);
+  if (!hidden.any()) return next;
+  const WrittenRows written = written_rows(hidden, group);
+  if (!written.one_row) return std::min(next, t + std::max<std::int64_t>(1, o.mask_room.rows / written.heads));
+  const std::int64_t block_rest = hidden.block_queries - (hidden.first_query + t) % hidden.block_queries;
+  return std::min(next, t + block_rest);
+}
+
+// Calls function(region, hidden keys) for the regions of rows [row_begin, row_end) of a (sequence, kv head), in an order that
+// depends on nothing else. Where query heads of a group have block masks of their own, they are computed one by one: what one
+// of them sees would else cost all of them.
+template <typename Function>
+void for_each_region(const AttentionOperands& o, const Sequence& sequence, std::int64_t kv_head, std::int64_t row_begin,
+                     std::int64_t row_end, const Function& function) {
+  const std::int64_t group = o.shape.group();
+  const bool heads_apart = group > 1 && o.scores.block_mask.blocks && o.scores.block_mask.strides[1] != 0;
+  for (std::int64_t g = 0; g < (heads_apart ? group : 1); ++g) {
+    Region region;
+    region.group = heads_apart ? 1 : group;
+    region.head = kv_head * group + g;
+    const HiddenKeys hidden = hidden_keys(o, sequence, region.head);
+    const std::int64_t begin = heads_apart ? divide_up(row_begin - g, group) : row_begin;
+    const std::int64_t end = heads_apart ? divide_up(row_end - g, group) : row_end;
+    for (std::int64_t row = begin; row < end; row = region.row_end) {
+      const std::int64_t first = row / region.group;
+      region.row_begin = row;
+      region.row_end = std::min(end, next_rule(o, sequence, hidden, region.group, first) * region.group);
+      region.keys = key_range_of_queries(o, sequence, first, (region.row_end - 1) / region.group);
+      function(region, hidden);
+    }
+  }
+}
+
+// Sets a region's call up for keys [begin, end), begin being a multiple of the kernel's key block. False: no row sees any.
+bool aim(const AttentionChoice& choice, const AttentionOperands& o, const Region& region, const HiddenKeys& hidden,
+         std::int64_t begin, std::int64_t end, char* scratch, simd::AttentionF32Args& args) {
+  args.key_begin = begin;
+  args.key_end = end;
+  args.scratch = scratch + o.mask_room.bytes();
+  if (begin >= end) return false;
+  if (!hidden.any()) return true;
+  const WrittenRows written = written_rows(hidden, region.group);
+  write_mask(hidden, o.mask_room, scratch, region.row_begin / region.group, (region.row_end - 1) / region.group + 1,
+             written.heads, written.one_row, choice.kernel->key_block, args);
+  return args.key_begin < args.key_end;
+}
+
+// What rows come to that no key is left for.
+void write_empty_rows(const simd::AttentionF32Args& args) {
+  for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
+    const std::int64_t t = row / args.group, g = row % args.group;
+    std::memset(at(args.out, t * args.out_stride + g * args.out_head_stride), 0,
+                static_cast<std::size_t>(args.value_dim) * sizeof(float));
+    if (!args.lse) continue;
+    *at(args.lse, t * args.lse_stride + g * args.lse_head_stride) =
+        args.sink ? *at(args.sink, g * args.sink_stride) : -std::numeric_limits<float>::infinity();
+  }
+}
+
+void write_empty_partial(const simd::AttentionF32Args& args) {
+  const std::int64_t width = args.value_dim + 2, rows = args.row_end - args.row_begin;
+  std::memset(args.partial, 0, static_cast<std::size_t>(rows * width) * sizeof(float));
+  for (std::int64_t r = 0; r < rows; ++r) args.partial[r * width + args.value_dim] = std::numeric_limits<float>::lowest();
 }
 
 std::int64_t sum_of_clamped(std::int64_t first, std::int64_t last, std::int64_t offset, std::int64_t low, std::int64_t high) {
@@ -149,33 +338,18 @@ std::int64_t lasting_key_length(std::int64_t kept) {
   return std::max(round_up(kept, keys_per_split) + keys_per_split, long_keys);
 }
 
-AttentionShape own_shape(const AttentionOperands& o, std::int64_t batch) {
+AttentionShape own_shape(const AttentionOperands& o, std::int64_t item) {
+  const Sequence sequence = sequence_of(o, item);
   AttentionShape shape = o.shape;
-  if (o.mask.has_key_lengths) shape.key_length = o.key_lengths[batch];
+  shape.query_length = sequence.query_length;
+  shape.key_length = sequence.key_length;
   return shape;
 }
 
-KeyRange key_range(const AttentionOperands& o, std::int64_t batch, std::int64_t row_begin, std::int64_t row_end) {
-  const std::int64_t keys = own_shape(o, batch).key_length;
-  std::int64_t offset = 0;
-  if (o.mask.causality == Causal::bottom_right) offset = keys - o.shape.query_length;
-  if (o.mask.has_offsets) offset = o.offsets[batch];
-  KeyRange range;
-  range.offset = offset;
-  range.visible_begin = simd::AttentionF32Args::unbounded_begin;
-  range.visible_end = simd::AttentionF32Args::unbounded_end;
-  if (o.mask.causality != Causal::none) range.visible_end = offset + 1;
-  // Limits that reach beyond any key are the same as none; clamping keeps the sums below far from overflow.
-  const std::int64_t far = std::int64_t{1} << 61;
-  if (o.mask.window_right != Mask::unbounded) {
-    range.visible_end = std::min(range.visible_end, offset + std::min(o.mask.window_right, far) + 1);
-  }
-  if (o.mask.window_left != Mask::unbounded) range.visible_begin = offset - std::min(o.mask.window_left, far);
-  if (row_begin >= row_end) return range;
+KeyRange key_range(const AttentionOperands& o, std::int64_t item, std::int64_t row_begin, std::int64_t row_end) {
   const std::int64_t group = o.shape.group();
-  range.begin = std::clamp<std::int64_t>(row_begin / group + range.visible_begin, 0, keys);
-  range.end = std::clamp<std::int64_t>((row_end - 1) / group + range.visible_end, 0, keys);
-  return range;
+  const std::int64_t last = row_begin < row_end ? (row_end - 1) / group : -1;
+  return key_range_of_queries(o, sequence_of(o, item), row_begin / group, last);
 }
 
 std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length) {
@@ -183,13 +357,13 @@ std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length)
   return divide_up(key_length, choice.key_split);
 }
 
-SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch) {
+SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item) {
   // The number of splits comes from the row's own key length, so that a row has the same bits in any batch.
   SplitRange range;
-  const std::int64_t all = split_count(choice, own_shape(o, batch).key_length);
+  const std::int64_t all = split_count(choice, own_shape(o, item).key_length);
   if (all == 1) return range;
   range.apart = true;
-  if (o.pages) range.first = std::min(o.pages[batch].first_key / choice.key_split, all - 1);
+  if (o.pages) range.first = std::min(o.pages[item].first_key / choice.key_split, all - 1);
   range.count = all - range.first;
   return range;
 }
@@ -229,95 +403,103 @@ std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, 
   return most;
 }
 
-double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t row_begin,
+double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t row_begin,
                      std::int64_t row_end) {
-  const KeyRange keys = key_range(o, batch, row_begin, row_end);
-  if (keys.begin >= keys.end) return 50.0 + static_cast<double>((row_end - row_begin) * o.shape.value_dim) * 0.1;
-  const std::int64_t group = o.shape.group(), first = row_begin / group, last = (row_end - 1) / group;
-  const double spans = static_cast<double>(sum_of_clamped(first, last, keys.visible_end, keys.begin, keys.end) -
-                                           sum_of_clamped(first, last, keys.visible_begin, keys.begin, keys.end));
-  const double rows = static_cast<double>(row_end - row_begin), queries = static_cast<double>(last - first + 1);
-  // Lanes are computed whole, whether a row fills them or not.
-  const double padded = static_cast<double>(round_up(row_end - row_begin, choice.kernel->row_block));
-  const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
-  const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
-  const double reading = static_cast<double>(keys.end - keys.begin) * width * sizeof(float) / 12.0;  // 12 GB/s
-  return 200.0 + rows * width * 0.1 + std::max(arithmetic, reading);
-}
-
-void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head,
-                       std::int64_t row_begin, std::int64_t row_end, std::int64_t split, float* partial, void* scratch) {
-  const KeyRange keys = key_range(o, batch, row_begin, row_end);
-  const std::int64_t block = choice.kernel->key_block;
-  const std::int64_t begin = std::max(keys.begin / block * block, split * choice.key_split);
-  const std::int64_t end = std::min(keys.end, (split + 1) * choice.key_split);
-  if (begin >= end) {
-    const std::int64_t width = o.shape.value_dim;
-    for (std::int64_t r = 0; r < row_end - row_begin; ++r) {
-      float* row = partial + r * (width + 2);
-      std::memset(row, 0, static_cast<std::size_t>(width + 2) * sizeof(float));
-      row[width] = std::numeric_limits<float>::lowest();
+  double cost = 0;
+  for_each_region(o, sequence_of(o, item), 0, row_begin, row_end, [&](const Region& region, const HiddenKeys& hidden) {
+    const KeyRange& keys = region.keys;
+    if (keys.begin >= keys.end) {
+      cost += 50.0 + static_cast<double>(region.rows() * o.shape.value_dim) * 0.1;
+      return;
     }
-    return;
-  }
-  simd::AttentionF32Args args = arguments(o, batch, kv_head, keys);
-  args.row_begin = row_begin;
-  args.row_end = row_end;
-  args.key_begin = begin;
-  args.key_end = end;
-  args.partial = partial;
-  args.scratch = scratch;
-  choice.kernel->run(args);
+    const std::int64_t first = region.row_begin / region.group, last = (region.row_end - 1) / region.group;
+    const double spans = static_cast<double>(sum_of_clamped(first, last, keys.visible_end, keys.begin, keys.end) -
+                                             sum_of_clamped(first, last, keys.visible_begin, keys.begin, keys.end));
+    const double rows = static_cast<double>(region.rows()), queries = static_cast<double>(last - first + 1);
+    const double share = visible_share(hidden, first, keys.begin, keys.end);
+    // Lanes are computed whole, whether a row fills them or not.
+    const double padded = static_cast<double>(round_up(region.rows(), choice.kernel->row_block));
+    const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
+    const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
+    const double reading = static_cast<double>(keys.end - keys.begin) * width * sizeof(float) / 12.0;  // 12 GB/s
+    cost += 200.0 + rows * width * 0.1 + share * std::max(arithmetic, reading);
+  });
+  return cost;
 }
 
-void merge_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head,
-                std::int64_t row_begin, std::int64_t row_end, const float* const* partials, std::int64_t splits) {
-  const simd::AttentionF32Args whole = arguments(o, batch, kv_head, KeyRange{});
-  simd::MergeF32Args args;
-  args.partials = partials;
-  args.splits = splits;
-  args.row_begin = row_begin;
-  args.row_end = row_end;
-  args.group = whole.group;
-  args.value_dim = whole.value_dim;
-  args.out = whole.out;
-  args.out_stride = whole.out_stride;
-  args.out_head_stride = whole.out_head_stride;
-  args.lse = whole.lse;
-  args.lse_stride = whole.lse_stride;
-  args.lse_head_stride = whole.lse_head_stride;
-  args.sink = whole.sink;
-  args.sink_stride = whole.sink_stride;
-  choice.merge->run(args);
+void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t kv_head,
+                       std::int64_t row_begin, std::int64_t row_end, std::int64_t split, float* partial, void* scratch) {
+  const Sequence sequence = sequence_of(o, item);
+  for_each_region(o, sequence, kv_head, row_begin, row_end, [&](const Region& region, const HiddenKeys& hidden) {
+    const std::int64_t block = choice.kernel->key_block;
+    const std::int64_t begin = std::max(region.keys.begin / block * block, split * choice.key_split);
+    const std::int64_t end = std::min(region.keys.end, (split + 1) * choice.key_split);
+    simd::AttentionF32Args args = arguments(o, sequence, region);
+    args.partial = partial;
+    if (aim(choice, o, region, hidden, begin, end, static_cast<char*>(scratch), args)) {
+      choice.kernel->run(args);
+    } else {
+      write_empty_partial(args);
+    }
+    partial += region.rows() * (o.shape.value_dim + 2);
+  });
 }
 
-void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head,
+void merge_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t kv_head,
+                std::int64_t row_begin, std::int64_t row_end, const float** partials, std::int64_t splits) {
+  const Sequence sequence = sequence_of(o, item);
+  for_each_region(o, sequence, kv_head, row_begin, row_end, [&](const Region& region, const HiddenKeys&) {
+    const simd::AttentionF32Args whole = arguments(o, sequence, region);
+    simd::MergeF32Args args;
+    args.partials = partials;
+    args.splits = splits;
+    args.row_begin = whole.row_begin;
+    args.row_end = whole.row_end;
+    args.group = whole.group;
+    args.value_dim = whole.value_dim;
+    args.out = whole.out;
+    args.out_stride = whole.out_stride;
+    args.out_head_stride = whole.out_head_stride;
+    args.lse = whole.lse;
+    args.lse_stride = whole.lse_stride;
+    args.lse_head_stride = whole.lse_head_stride;
+    args.sink = whole.sink;
+    args.sink_stride = whole.sink_stride;
+    choice.merge->run(args);
+    for (std::int64_t split = 0; split < splits; ++split) partials[split] += region.rows() * (o.shape.value_dim + 2);
+  });
+}
+
+void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t kv_head,
               std::int64_t row_begin, std::int64_t row_end, void* scratch) {
   if (row_begin >= row_end) return;
-  const SplitRange range = split_range(choice, o, batch);
+  const Sequence sequence = sequence_of(o, item);
+  const SplitRange range = split_range(choice, o, item);
   if (range.apart) {
     const std::int64_t splits = range.count;
     const std::size_t stride = partial_floats(o.shape, row_end - row_begin);
     char* memory = static_cast<char*>(scratch);
-    auto* partials = reinterpret_cast<float**>(memory);
+    auto* partials = reinterpret_cast<const float**>(memory);
     auto* sums = reinterpret_cast<float*>(memory + round_up(splits * static_cast<std::int64_t>(sizeof(float*)), 64));
-    void* kernel_scratch = sums + static_cast<std::size_t>(splits) * stride;
+    float* const sums_end = sums + static_cast<std::size_t>(splits) * stride;
     for (std::int64_t split = 0; split < splits; ++split) {
-      partials[split] = sums + static_cast<std::size_t>(split) * stride;
-      run_rows_of_split(choice, o, batch, kv_head, row_begin, row_end, range.first + split, partials[split], kernel_scratch);
+      float* const partial = sums + static_cast<std::size_t>(split) * stride;
+      partials[split] = partial;
+      run_rows_of_split(choice, o, item, kv_head, row_begin, row_end, range.first + split, partial, sums_end);
     }
-    merge_rows(choice, o, batch, kv_head, row_begin, row_end, partials, splits);
+    merge_rows(choice, o, item, kv_head, row_begin, row_end, partials, splits);
     return;
   }
-  const KeyRange keys = key_range(o, batch, row_begin, row_end);
-  simd::AttentionF32Args args = arguments(o, batch, kv_head, keys);
   const std::int64_t block = choice.kernel->key_block;
-  args.row_begin = row_begin;
-  args.row_end = row_end;
-  args.key_begin = std::min(keys.begin, keys.end) / block * block;
-  args.key_end = std::max(keys.end, args.key_begin);
-  args.scratch = scratch;
-  choice.kernel->run(args);
+  for_each_region(o, sequence, kv_head, row_begin, row_end, [&](const Region& region, const HiddenKeys& hidden) {
+    simd::AttentionF32Args args = arguments(o, sequence, region);
+    if (aim(choice, o, region, hidden, region.keys.begin / block * block, region.keys.end, static_cast<char*>(scratch), args)) {
+      hint_next_rows(o, item, kv_head, args);
+      choice.kernel->run(args);
+    } else {
+      write_empty_rows(args);
+    }
+  });
 }
 
 }  // namespace polyhead::plan

@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "dispatch/kernel_table.hpp"
+#include "plan/attention_sequences.hpp"
+#include "plan/written_mask.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
 #include "simd/contract/attention.hpp"
@@ -19,7 +21,7 @@ struct AttentionShape {
 };
 
 // Which kernel, and at which multiples keys are split. A function of the row's own shape (head sizes, query length, group, its
-// batch item's key length, kind of mask, precision) and of the target, never of batch, the number of heads or threads: the bits
+// item's key length, kind of mask, precision) and of the target, never of batch, the number of heads or threads: the bits
 // depend on it. `shape.key_length` must therefore be the batch item's own length where lengths are given (own_shape below).
 struct AttentionChoice {
   const simd::AttentionKernel* kernel = nullptr;
@@ -39,6 +41,13 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, 
 // The key length of a plan that serves a sequence without end of which the last `kept` keys are there.
 std::int64_t lasting_key_length(std::int64_t kept);
 
+// A byte for each block of queries x keys, 0 hides. Strides in bytes over [batch, head, row of blocks, column of blocks], 0
+// where broadcast; null where there is no block mask.
+struct BlockMask {
+  const std::uint8_t* blocks = nullptr;
+  std::ptrdiff_t strides[4] = {};
+};
+
 // What is added to or hides single scores: strides in bytes over [batch, head, query, key], 0 where broadcast; null where there
 // is no such part.
 struct ScoreOperands {
@@ -48,6 +57,7 @@ struct ScoreOperands {
   const float* alibi_slopes = nullptr;  // [heads]
   const float* sink = nullptr;          // [heads]
   std::ptrdiff_t alibi_stride = 0, sink_stride = 0;
+  BlockMask block_mask;  // of the mask's block sizes
 };
 
 // The keys of one batch item where they lie in pages, as a cache keeps them; see simd::AttentionF32Args.
@@ -77,55 +87,61 @@ struct AttentionOperands {
   const KeyPages* pages = nullptr;
   std::int64_t page_keys = 0;
   std::ptrdiff_t value_in_page = 0;
+  // Where given, the items of the functions below are these, else batch items; lengths and offsets are then theirs.
+  const Sequence* sequences = nullptr;
+  std::int64_t sequence_count = 0;
+  const std::int32_t* segment_numbers = nullptr;  // where Sequence::segments_at points
+  MaskRoom mask_room;                             // the first part of every thread's scratch
   ScoreOperands scores;
 };
 
-// The run's shape as batch item `batch` sees it: with its own key length.
-AttentionShape own_shape(const AttentionOperands& operands, std::int64_t batch);
+// The run's shape as item `item` sees it: with its own lengths.
+AttentionShape own_shape(const AttentionOperands& operands, std::int64_t item);
 
-// The keys that rows [row_begin, row_end) of a batch item may see by structure, and the visibility limits for the kernel.
+// The keys that rows [row_begin, row_end) of an item may see by structure, and the visibility limits for the kernel.
 struct KeyRange {
   std::int64_t begin = 0, end = 0;                  // begin is not yet rounded to a key block; empty when begin >= end
   std::int64_t visible_begin = 0, visible_end = 0;  // as in simd::AttentionF32Args
   std::int64_t offset = 0;                          // of the causal diagonal: query t stands at key t + offset
 };
-KeyRange key_range(const AttentionOperands& operands, std::int64_t batch, std::int64_t row_begin, std::int64_t row_end);
+KeyRange key_range(const AttentionOperands& operands, std::int64_t item, std::int64_t row_begin, std::int64_t row_end);
 
 // Floats of one split's partial result of `rows` rows, rounded to whole cache lines.
 std::size_t partial_floats(const AttentionShape& shape, std::int64_t rows);
 
 // Scratch for one thread: enough for run_rows and run_rows_of_split on any piece of at most `max_rows` rows.
 std::size_t scratch_bytes(const AttentionChoice& choice, const AttentionShape& maximum, std::int64_t max_rows);
-// The most that any choice asks for, over all runs whose lengths are at most the maximum's.
+// The most that any choice asks for, over all runs whose lengths are at most the maximum's, without
+// AttentionOperands::mask_room.
 std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, bool length_invariant, Precision precision,
                                const dispatch::KernelTable& kernels);
 
 // An estimate, for balance and for the inline path, in nanoseconds.
-double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch,
+double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item,
                      std::int64_t row_begin, std::int64_t row_end);
 
-// Computes rows [row_begin, row_end) of one (batch item, kv head) completely: all key splits in order, merged, written to out
+// Computes rows [row_begin, row_end) of one (item, kv head) completely: all key splits in order, merged, written to out
 // (and lse). Rows are numbered as in simd::AttentionF32Args.
-void run_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch, std::int64_t kv_head,
+void run_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item, std::int64_t kv_head,
               std::int64_t row_begin, std::int64_t row_end, void* scratch);
 
 // The number of key splits of a run: the same for every row, so empty ones are possible.
 std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length);
 
-// The splits that a batch item's rows are computed in: all of them but those whose keys are gone. A merge passes over empty
+// The splits that an item's rows are computed in: all of them but those whose keys are gone. A merge passes over empty
 // parts, so that leaving them out changes no bit.
 struct SplitRange {
   std::int64_t first = 0, count = 1;
   bool apart = false;  // whether keys are split at all; even a single split is then merged, as it would be among others
 };
-SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch);
+SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item);
 
 // One split's share of run_rows: leaves it at `partial` ([row_end - row_begin][value_dim + 2] floats).
-void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch,
+void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item,
                        std::int64_t kv_head, std::int64_t row_begin, std::int64_t row_end, std::int64_t split, float* partial,
                        void* scratch);
-// Merges the partial results of all splits, `partials[split]`, into out (and lse).
-void merge_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t batch, std::int64_t kv_head,
-                std::int64_t row_begin, std::int64_t row_end, const float* const* partials, std::int64_t splits);
+// Merges the partial results of all splits, `partials[split]`, into out (and lse). Changes the pointers.
+void merge_rows(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item, std::int64_t kv_head,
+                std::int64_t row_begin, std::int64_t row_end, const float** partials, std::int64_t splits);
 
 }  // namespace polyhead::plan

@@ -26,6 +26,12 @@ class MemoryTest : public EveryIsa {
             Mask::causal(Causal::offset) & Mask::offsets() & Mask::window(30, 4)})
         all.push_back(make_case(attention_spec(2, 4, 2, query_length, slow() ? 70 : 333, 20, 12, mask), random));
     all.push_back(make_case(attention_spec(1, 4, 1, 1, 9000, 16, 16), random));
+    for (const Mask& mask :
+         {Mask::query_lengths() & Mask::key_lengths() & Mask::causal(Causal::bottom_right),
+          Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::bias(), Mask::causal(Causal::top_left) & Mask::prefix(),
+          Mask::segments(), Mask::blocks(32, 64), Mask::blocks(3, 50) & Mask::segments() & Mask::boolean()})
+      for (const std::int64_t query_length : {1, 90})
+        all.push_back(make_case(attention_spec(5, 4, 2, query_length, slow() ? 70 : 5000, 20, 12, mask), random));
     for (const std::int64_t query_length : {1, 40}) {
       AttentionSpec spec = attention_spec(2, 4, 2, query_length, 333, 20, 12);
       spec.softcap = 2.0;

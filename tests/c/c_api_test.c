@@ -234,6 +234,123 @@ static void test_scores(const polyhead_runtime* runtime) {
   CHECK(worst_error(&p, 0) < 4e-6);
 }
 
+/* Query lengths; packed sequences: the batch items one after another, as the sequences that they are. */
+static void test_sequences(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  int32_t lengths[batch] = {2, length};
+  int64_t ends[batch + 1] = {0, length, 2 * length};
+  const int64_t lengths_shape[1] = {batch}, ends_shape[1] = {batch + 1};
+  polyhead_tensor lengths_view, ends_view;
+  float apart[count];
+  int i;
+  make_problem(&p);
+  SUCCEEDS(polyhead_tensor_init(&lengths_view, lengths, POLYHEAD_I32, 1, lengths_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&ends_view, ends, POLYHEAD_I64, 1, ends_shape, NULL));
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, NULL));
+  memcpy(apart, p.out, sizeof(apart));
+  options.mask = &mask;
+  mask.has_query_lengths = 1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "query_lengths is not given", polyhead_attention(runtime, &p.inputs, &options));
+  p.inputs.query_lengths = &lengths_view;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(p.out[0] != 0 && p.out[(length - 1) * dim] == 0);
+  CHECK(memcmp(apart + count / 2, p.out + count / 2, sizeof(apart) / 2) == 0);
+  lengths[0] = length + 1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "query_lengths[0] is 6", polyhead_attention(runtime, &p.inputs, &options));
+  p.inputs.query_lengths = NULL;
+
+  /* The first two heads' memory as two sequences of one head. */
+  p.query_view = tensor4(p.query, 1, 1, batch * length, dim);
+  p.key_view = tensor4(p.key, 1, 1, batch * length, dim);
+  p.value_view = tensor4(p.value, 1, 1, batch * length, dim);
+  p.out_view = tensor4(p.out, 1, 1, batch * length, dim);
+  mask.has_query_lengths = 0;
+  mask.is_packed = 1;
+  p.inputs.cumulative_query_lengths = p.inputs.cumulative_key_lengths = &ends_view;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  /* The first sequence is query head 0 with kv head 0, whose keys and values are where they were. */
+  for (i = 0; i < length * dim; ++i) CHECK(fabs(p.out[i] - apart[i]) < 4e-6);
+  ends[2] = 3 * length;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cumulative_query_lengths[2] is 15", polyhead_attention(runtime, &p.inputs, &options));
+  p.inputs.cumulative_key_lengths = NULL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cumulative_key_lengths is not given", polyhead_attention(runtime, &p.inputs, &options));
+}
+
+/* A prefix over all keys undoes causal; a document alone sees itself; a block mask of zeros leaves nothing. */
+static void test_documents_and_blocks(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  int64_t prefixes[batch] = {length, length}, documents[length] = {7, 3, 3, 3, 3};
+  uint8_t blocks[3] = {1, 1, 1};
+  const int64_t prefix_shape[1] = {batch}, documents_shape[2] = {1, length}, blocks_shape[2] = {1, 3};
+  polyhead_tensor prefix_view, documents_view, blocks_view;
+  int i;
+  make_problem(&p);
+  SUCCEEDS(polyhead_tensor_init(&prefix_view, prefixes, POLYHEAD_I64, 1, prefix_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&documents_view, documents, POLYHEAD_I64, 2, documents_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&blocks_view, blocks, POLYHEAD_U8, 2, blocks_shape, NULL));
+  options.mask = &mask;
+  mask.has_prefix = 1;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "has_prefix", polyhead_attention(runtime, &p.inputs, &options));
+  mask.causal = POLYHEAD_CAUSAL_TOP_LEFT;
+  p.inputs.prefix_lengths = &prefix_view;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  prefixes[0] = prefixes[1] = 0;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 1) < 4e-6);
+  p.inputs.prefix_lengths = NULL;
+
+  memset(&mask, 0, sizeof(mask));
+  mask.struct_size = sizeof(mask);
+  mask.has_segments = 1;
+  p.inputs.query_segments = &documents_view;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "key_segments is not given", polyhead_attention(runtime, &p.inputs, &options));
+  p.inputs.key_segments = &documents_view;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  for (i = 0; i < dim; ++i) CHECK(fabs(p.out[i] - p.value[i]) < 1e-6);
+  CHECK(fabs(p.out[dim] - p.value[dim]) > 1e-6);
+  p.inputs.query_segments = p.inputs.key_segments = NULL;
+
+  mask.has_segments = 0;
+  mask.block_queries = 100, mask.block_keys = 2;
+  p.inputs.block_mask = &blocks_view;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  blocks[0] = blocks[1] = blocks[2] = 0;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  for (i = 0; i < count; ++i) CHECK(p.out[i] == 0);
+  mask.block_keys = 0;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "blocks", polyhead_attention(runtime, &p.inputs, &options));
+}
+
+/* Two parts of the keys, brought together. */
+static void test_merge(const polyhead_runtime* runtime) {
+  problem p, second;
+  polyhead_merge_inputs merge = POLYHEAD_INIT(polyhead_merge_inputs);
+  make_problem(&p);
+  make_problem(&second);
+  p.inputs.lse = &p.lse_view, second.inputs.lse = &second.lse_view;
+  p.key_view.shape[2] = p.value_view.shape[2] = 2;
+  second.key_view.shape[2] = second.value_view.shape[2] = length - 2;
+  second.key_view.data = second.key + 2 * dim, second.value_view.data = second.value + 2 * dim;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, NULL));
+  SUCCEEDS(polyhead_attention(runtime, &second.inputs, NULL));
+  merge.out1 = merge.out = &p.out_view, merge.lse1 = merge.lse = &p.lse_view;
+  merge.out2 = &second.out_view, merge.lse2 = &second.lse_view;
+  SUCCEEDS(polyhead_merge(runtime, &merge));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  merge.lse2 = NULL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "lse2 is NULL", polyhead_merge(runtime, &merge));
+  merge.lse2 = &second.out_view;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "lse2 is f32", polyhead_merge(runtime, &merge));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "runtime", polyhead_merge(NULL, &merge));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "inputs", polyhead_merge(runtime, NULL));
+}
+
 static void test_mask_errors(const polyhead_runtime* runtime) {
   problem p;
   polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
@@ -708,6 +825,9 @@ int main(void) {
   SUCCEEDS(polyhead_runtime_create(NULL, &runtime));
   test_attention(runtime);
   test_scores(runtime);
+  test_sequences(runtime);
+  test_documents_and_blocks(runtime);
+  test_merge(runtime);
   test_mask_errors(runtime);
   test_attention_errors(runtime);
   test_struct_size(runtime);

@@ -46,6 +46,16 @@ Mask random_mask(Random& random) {
   if (random.chance(0.3)) mask = mask & Mask::key_lengths();
   if (random.chance(0.25)) mask = mask & Mask::boolean();
   if (random.chance(0.25)) mask = mask & Mask::bias();
+  if (random.chance(0.15)) mask = mask & Mask::query_lengths();
+  if (random.chance(0.15)) mask = mask & Mask::packed();
+  if (mask.causality != Causal::none && random.chance(0.15)) mask = mask & Mask::prefix();
+  if (!mask.is_packed && random.chance(0.12)) mask = mask & Mask::segments();
+  if (random.chance(0.12)) {
+    const auto side = [&] {
+      return random.chance(0.5) ? random.choice<std::int64_t>({16, 32, 64, 128}) : random.integer(1, 150);
+    };
+    mask = mask & Mask::blocks(side(), side());
+  }
   return mask;
 }
 
@@ -124,13 +134,13 @@ AttentionCase random_case(std::uint64_t seed) {
     fill(test.bias, [&] { return random.chance(shut) ? -infinity : random.normal() * 3; });
   }
   // Poison in a few keys and values: visible or not, the oracle knows.
-  if (random.chance(0.2) && spec.batch > 0 && spec.key_length > 0)
+  if (const auto& sizes = test.value.view().shape; random.chance(0.2) && sizes[0] > 0 && sizes[2] > 0)
     for (std::int64_t i = random.integer(1, 4); i > 0; --i) {
       const bool in_value = random.chance(0.5);
       const Tensor& victim = in_value ? test.value : test.key;
       const std::int64_t width = in_value ? spec.value_dim : spec.head_dim;
-      victim.set({random.integer(0, spec.batch - 1), random.integer(0, spec.kv_heads - 1),
-                  random.integer(0, spec.key_length - 1), random.integer(0, width - 1)},
+      victim.set({random.integer(0, sizes[0] - 1), random.integer(0, spec.kv_heads - 1), random.integer(0, sizes[2] - 1),
+                  random.integer(0, width - 1)},
                  not_a_number);
     }
   for (Tensor* tensor : {&test.query, &test.key, &test.value, &test.out, &test.lse}) *tensor = random_layout(*tensor, random);

@@ -1,5 +1,6 @@
 #include "support/attention_case.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
@@ -66,6 +67,17 @@ AttentionInputs AttentionCase::inputs() const {
   if (spec.mask.has_bias) inputs.bias = bias;
   if (spec.has_alibi) inputs.alibi_slopes = alibi_slopes;
   if (spec.has_sink) inputs.sink = sink;
+  if (spec.mask.has_query_lengths) inputs.query_lengths = query_lengths;
+  if (spec.mask.is_packed) {
+    inputs.cumulative_query_lengths = cumulative_query_lengths;
+    inputs.cumulative_key_lengths = cumulative_key_lengths;
+  }
+  if (spec.mask.has_prefix) inputs.prefix_lengths = prefix_lengths;
+  if (spec.mask.has_segments) {
+    inputs.query_segments = query_segments;
+    inputs.key_segments = key_segments;
+  }
+  if (spec.mask.block_queries != 0) inputs.block_mask = block_mask;
   return inputs;
 }
 
@@ -101,13 +113,17 @@ std::string AttentionCase::describe() const {
     for_each_offset(*tensor, [&, values = tensor](std::int64_t offset) { text << ' ' << load(*values, offset); });
   }
   if (spec.precision != Precision::strict) text << ' ' << name(spec.precision);
-  if (spec.mask.has_key_lengths) {
-    text << " key_lengths";
-    for_each_offset(key_lengths, [&](std::int64_t offset) { text << ' ' << load(key_lengths, offset); });
-  }
-  if (spec.mask.has_offsets) {
-    text << " offsets";
-    for_each_offset(offsets, [&](std::int64_t offset) { text << ' ' << load(offsets, offset); });
+  for (const auto& [given, name, tensor] : {std::tuple(spec.mask.has_key_lengths, "key_lengths", &key_lengths),
+                                            std::tuple(spec.mask.has_query_lengths, "query_lengths", &query_lengths),
+                                            std::tuple(spec.mask.is_packed, "query ends", &cumulative_query_lengths),
+                                            std::tuple(spec.mask.is_packed, "key ends", &cumulative_key_lengths),
+                                            std::tuple(spec.mask.has_prefix, "prefix_lengths", &prefix_lengths),
+                                            std::tuple(spec.mask.has_segments, "query_segments", &query_segments),
+                                            std::tuple(spec.mask.has_segments, "key_segments", &key_segments),
+                                            std::tuple(spec.mask.has_offsets, "offsets", &offsets)}) {
+    if (!given) continue;
+    text << ' ' << name;
+    for_each_offset(*tensor, [&, values = tensor](std::int64_t offset) { text << ' ' << load(*values, offset); });
   }
   return text.str();
 }
@@ -119,21 +135,73 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
   if (test.spec.value_dim == 0) test.spec.value_dim = spec.head_dim;
   const std::int64_t B = spec.batch, H = spec.heads, G = test.spec.kv_heads, T = spec.query_length, S = spec.key_length;
   const std::int64_t D = spec.head_dim, E = test.spec.value_dim;
-  test.query = Tensor(DType::f32, {B, H, T, D});
-  test.key = Tensor(DType::f32, {B, G, S, D});
-  test.value = Tensor(DType::f32, {B, G, S, E});
-  test.out = Tensor(DType::f32, {B, H, T, E});
-  test.lse = Tensor(DType::f32, {B, H, T});
+  const bool packed = spec.mask.is_packed;
+  std::vector<std::int64_t> query_limits(static_cast<std::size_t>(B), T), key_limits(static_cast<std::size_t>(B), S);
+  const auto random_length = [&](std::int64_t most) {
+    return random.chance(0.1) ? 0 : random.chance(0.2) ? most : random.integer(0, most);
+  };
+  std::int64_t batch = B, queries = T, keys = S;
+  if (packed) {
+    const auto ends_of = [&](std::vector<std::int64_t>& lengths, std::int64_t& total) {
+      std::vector<std::int64_t> ends = {0};
+      for (std::int64_t& length : lengths) {
+        length = random_length(length);
+        ends.push_back(ends.back() + length);
+      }
+      total = ends.back() + random.integer(0, 3);
+      return integers(random.choice({DType::i32, DType::i64}), ends);
+    };
+    batch = 1;
+    test.cumulative_query_lengths = ends_of(query_limits, queries);
+    test.cumulative_key_lengths = ends_of(key_limits, keys);
+  }
+  test.query = Tensor(DType::f32, {batch, H, queries, D});
+  test.key = Tensor(DType::f32, {batch, G, keys, D});
+  test.value = Tensor(DType::f32, {batch, G, keys, E});
+  test.out = Tensor(DType::f32, {batch, H, queries, E});
+  test.lse = Tensor(DType::f32, {batch, H, queries});
   fill_normal(test.query, random);
   fill_normal(test.key, random);
   fill_normal(test.value, random);
   fill(test.out, not_a_number);
   fill(test.lse, not_a_number);
-  if (spec.mask.has_key_lengths) {
+  const auto random_lengths = [&](const std::vector<std::int64_t>& most) {
     std::vector<std::int64_t> lengths;
-    for (std::int64_t b = 0; b < B; ++b)
-      lengths.push_back(random.chance(0.1) ? 0 : random.chance(0.2) ? S : random.integer(0, S));
-    test.key_lengths = integers(random.choice({DType::i32, DType::i64}), lengths);
+    for (const std::int64_t limit : most) lengths.push_back(random_length(limit));
+    return integers(random.choice({DType::i32, DType::i64}), lengths);
+  };
+  if (spec.mask.has_key_lengths) test.key_lengths = random_lengths(key_limits);
+  if (spec.mask.has_query_lengths) test.query_lengths = random_lengths(query_limits);
+  if (spec.mask.has_prefix) {
+    // Of a packed sequence up to the longest's, which may be more than it has.
+    const std::int64_t longest = B == 0 ? 0 : *std::max_element(key_limits.begin(), key_limits.end());
+    test.prefix_lengths = random_lengths(std::vector<std::int64_t>(static_cast<std::size_t>(B), longest));
+  }
+  if (spec.mask.has_segments) {
+    const bool shared = random.chance(0.2);
+    test.query_segments = Tensor(DType::i32, {shared ? 1 : B, T});
+    test.key_segments = Tensor(DType::i64, {shared ? 1 : B, S});
+    for (std::int64_t b = 0; b < (shared ? 1 : B); ++b) {
+      const int kind = static_cast<int>(random.integer(0, 2));
+      const std::int64_t first = random.integer(-3, 3);
+      for (const Tensor* segments : {&test.query_segments, &test.key_segments}) {
+        const std::int64_t length = segments->view().shape[1];
+        std::int64_t id = first;
+        for (std::int64_t i = 0; i < length; ++i) {
+          if (random.chance(6.0 / static_cast<double>(length + 1))) id += kind == 1 ? 7 : 1;
+          // Stretches in any order: numbers that jump about, but never come back.
+          segments->set({b, i}, static_cast<double>(kind == 0   ? id
+                                                    : kind == 1 ? id % 2 == 0 ? -id : id
+                                                                : random.integer(0, 2)));
+        }
+      }
+    }
+  }
+  if (spec.mask.block_queries != 0) {
+    const auto count = [](std::int64_t length, std::int64_t size) { return (length + size - 1) / size; };
+    test.block_mask = Tensor(random.choice({DType::boolean, DType::u8}),
+                             {B, H, count(T, spec.mask.block_queries), count(S, spec.mask.block_keys)});
+    fill(test.block_mask, [&] { return random.chance(0.6) ? 1.0 : 0.0; });
   }
   if (spec.mask.has_offsets) {
     std::vector<std::int64_t> offsets;
@@ -192,6 +260,11 @@ std::string describe(const Mask& mask) {
   if (mask.has_offsets) text << "offsets ";
   if (mask.has_boolean) text << "boolean ";
   if (mask.has_bias) text << "bias ";
+  if (mask.has_query_lengths) text << "query lengths ";
+  if (mask.is_packed) text << "packed ";
+  if (mask.has_prefix) text << "prefix ";
+  if (mask.has_segments) text << "segments ";
+  if (mask.block_queries != 0) text << "blocks " << mask.block_queries << 'x' << mask.block_keys << ' ';
   text << '}';
   return text.str();
 }

@@ -38,12 +38,20 @@ int64_t batch_integer(const TensorView& view, int64_t b) {
                                   : static_cast<const std::int64_t*>(view.data)[offset];
 }
 
+// Element [b, i] of an integer tensor [B, n] or [1, n].
+int64_t position_integer(const TensorView& view, int64_t b, int64_t i) {
+  const int64_t offset = (view.shape[0] == 1 ? 0 : view.strides[0] * b) + (view.shape[1] == 1 ? 0 : view.strides[1] * i);
+  return view.dtype == DType::i32 ? static_cast<const std::int32_t*>(view.data)[offset]
+                                  : static_cast<const std::int64_t*>(view.data)[offset];
+}
+
 // What the mask says about (b, h), with the scalars already read.
 class Visibility {
  public:
   Visibility(const AttentionInputs& inputs, const Mask& mask, int64_t query_length, int64_t key_length, int64_t b, int64_t h)
-      : inputs_(inputs), mask_(mask), batch_(b), head_(h), length_(key_length) {
+      : inputs_(inputs), mask_(mask), batch_(b), head_(h), rows_(query_length), length_(key_length) {
     if (mask.has_key_lengths) length_ = batch_integer(inputs.key_lengths, b);
+    if (mask.has_query_lengths) rows_ = batch_integer(inputs.query_lengths, b);
     switch (mask.causality) {
       case Causal::none:
         offset_ = mask.has_offsets ? batch_integer(inputs.offsets, b) : 0;
@@ -52,7 +60,7 @@ class Visibility {
         offset_ = 0;
         break;
       case Causal::bottom_right:
-        offset_ = length_ - query_length;
+        offset_ = length_ - rows_;
         break;
       case Causal::offset:
         offset_ = batch_integer(inputs.offsets, b);
@@ -67,15 +75,22 @@ class Visibility {
   }
 
   bool operator()(int64_t t, int64_t s) const {
-    if (s >= length_) return false;
+    if (t >= rows_ || s >= length_) return false;
     // Wide enough for sums of any three 64-bit numbers.
     const long double diagonal = static_cast<long double>(t) + static_cast<long double>(offset_);
-    if (mask_.causality != Causal::none && static_cast<long double>(s) > diagonal) return false;
+    const bool in_prefix = mask_.has_prefix && s < batch_integer(inputs_.prefix_lengths, batch_);
+    if (mask_.causality != Causal::none && static_cast<long double>(s) > diagonal && !in_prefix) return false;
     if (mask_.window_left != Mask::unbounded &&
         static_cast<long double>(s) < diagonal - static_cast<long double>(mask_.window_left))
       return false;
     if (mask_.window_right != Mask::unbounded &&
         static_cast<long double>(s) > diagonal + static_cast<long double>(mask_.window_right))
+      return false;
+    if (mask_.has_segments &&
+        position_integer(inputs_.query_segments, batch_, t) != position_integer(inputs_.key_segments, batch_, s))
+      return false;
+    if (mask_.block_queries != 0 &&
+        broadcast_element(inputs_.block_mask, batch_, head_, t / mask_.block_queries, s / mask_.block_keys) == 0)
       return false;
     return !mask_.has_boolean || broadcast_element(inputs_.boolean_mask, batch_, head_, t, s) != 0;
   }
@@ -83,7 +98,7 @@ class Visibility {
  private:
   const AttentionInputs& inputs_;
   const Mask& mask_;
-  int64_t batch_, head_, length_, offset_ = 0;
+  int64_t batch_, head_, rows_, length_, offset_ = 0;
 };
 
 // The attention of packed query [B, H, T, D], key [B, G, S, D] and value [B, G, S, E]; options.scale is set.
@@ -175,6 +190,64 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
   return result;
 }
 
+// One packed sequence as a call of its own, batch 1 and not packed. What has a batch dimension keeps sequence i's part.
+AttentionInputs sequence_inputs(const AttentionInputs& inputs, int64_t i) {
+  AttentionInputs one = inputs;
+  one.cumulative_query_lengths = one.cumulative_key_lengths = TensorView();
+  const int64_t query_begin = batch_integer(inputs.cumulative_query_lengths, i),
+                query_end = batch_integer(inputs.cumulative_query_lengths, i + 1);
+  const int64_t key_begin = batch_integer(inputs.cumulative_key_lengths, i),
+                key_end = batch_integer(inputs.cumulative_key_lengths, i + 1);
+  one.query = testing::slice(inputs.query, 2, query_begin, query_end);
+  one.key = testing::slice(inputs.key, 2, key_begin, key_end);
+  one.value = testing::slice(inputs.value, 2, key_begin, key_end);
+  for (TensorView* numbers : {&one.query_lengths, &one.key_lengths, &one.offsets, &one.prefix_lengths})
+    if (!numbers->empty()) *numbers = testing::slice(*numbers, 0, i, i + 1);
+  for (TensorView* mask : {&one.boolean_mask, &one.bias, &one.block_mask})
+    if (mask->rank == 4 && mask->shape[0] != 1) *mask = testing::slice(*mask, 0, i, i + 1);
+  return one;
+}
+
+int64_t sequence_count(const AttentionInputs& inputs) {
+  return inputs.cumulative_query_lengths.shape[0] - 1;
+}
+
+// Rows `from` of [1, H, T, ...] to the rows of `to` that begin at `begin`.
+void put_rows(const Array& from, Array& to, int64_t begin) {
+  const int64_t heads = from.size(1), length = from.size(2);
+  const int64_t width = from.shape.size() == 4 ? from.size(3) : 1;
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t i = 0; i < length * width; ++i)
+      to.values[static_cast<std::size_t>((h * to.size(2) + begin) * width + i)] =
+          from.values[static_cast<std::size_t>(h * length * width + i)];
+}
+
+// Each packed sequence alone. Rows of none see no key. Without weights, whose keys would be others' for each sequence.
+AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions options) {
+  options.mask.is_packed = false;
+  const int64_t heads = inputs.query.shape[1], total = inputs.query.shape[2], value_dim = inputs.value.shape[3];
+  AttentionResult all;
+  all.out = Array({1, heads, total, value_dim});
+  all.lse = Array({1, heads, total}, -infinity);
+  all.score_magnitude = Array({1, heads, total});
+  all.value_magnitude = Array({1, heads, total});
+  for (int64_t h = 0; options.has_sink && h < heads; ++h)
+    for (int64_t t = 0; t < total; ++t) {
+      all.lse.values[static_cast<std::size_t>(h * total + t)] = broadcast_element(inputs.sink, 0, 0, 0, h);
+    }
+  for (int64_t i = 0; i < sequence_count(inputs); ++i) {
+    const AttentionInputs one = sequence_inputs(inputs, i);
+    const AttentionResult result =
+        attention_of(to_array(one.query), to_array(one.key), to_array(one.value), options, one, false);
+    const int64_t begin = batch_integer(inputs.cumulative_query_lengths, i);
+    put_rows(result.out, all.out, begin);
+    put_rows(result.lse, all.lse, begin);
+    put_rows(result.score_magnitude, all.score_magnitude, begin);
+    put_rows(result.value_magnitude, all.value_magnitude, begin);
+  }
+  return all;
+}
+
 // [B, L, heads * dim] -> [B, heads, L, dim]
 Array split_heads(const Array& x, int64_t heads) {
   const int64_t batch = x.size(0), length = x.size(1), dim = x.size(2) / heads;
@@ -237,10 +310,22 @@ Array to_array(const TensorView& view) {
 AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights) {
   AttentionOptions scaled = options;
   if (!scaled.scale) scaled.scale = 1 / std::sqrt(static_cast<double>(inputs.query.shape[3]));
+  if (scaled.mask.is_packed) {
+    assert(!with_weights);
+    return packed_attention(inputs, scaled);
+  }
   return attention_of(to_array(inputs.query), to_array(inputs.key), to_array(inputs.value), scaled, inputs, with_weights);
 }
 
 bool allowed(const AttentionInputs& inputs, const Mask& mask, int64_t b, int64_t h, int64_t t, int64_t s) {
+  for (int64_t i = 0; mask.is_packed && i < sequence_count(inputs); ++i) {
+    const AttentionInputs one = sequence_inputs(inputs, i);
+    const int64_t query = t - batch_integer(inputs.cumulative_query_lengths, i),
+                  key = s - batch_integer(inputs.cumulative_key_lengths, i);
+    if (query < 0 || query >= one.query.shape[2] || key < 0 || key >= one.key.shape[2]) continue;
+    return Visibility(one, mask, one.query.shape[2], one.key.shape[2], 0, h)(query, key);
+  }
+  if (mask.is_packed) return false;
   return Visibility(inputs, mask, inputs.query.shape[2], inputs.key.shape[2], b, h)(t, s);
 }
 

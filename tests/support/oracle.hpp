@@ -40,10 +40,11 @@ struct AttentionResult {
 };
 
 // By the formula, reading every input but out and lse, which are not looked at. options.length_invariant and precision have no
-// meaning here.
+// meaning here. Packed sequences are computed each alone, and without weights.
 AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights = false);
 
 // Whether the mask lets query t of (b, h) see key s, by structure and boolean mask; a bias of -inf is the score's matter.
+// Packed: t and s count through all sequences, b is 0.
 bool allowed(const AttentionInputs& inputs, const Mask& mask, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s);
 
 // ---- layers. x is [..., width]; results have the same leading dimensions.
