@@ -29,6 +29,21 @@ T* at(T* base, std::ptrdiff_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<Byte*>(base) + bytes);
 }
 
+// A thread computes the pieces of a head in ascending order, then the next head's, then the next batch item's.
+void hint_next_rows(const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head, simd::AttentionF32Args& args) {
+  const std::int64_t rows = args.row_end - args.row_begin;
+  if (args.row_end < o.shape.rows()) {
+    args.next_query = args.query;
+    args.next_row_begin = args.row_end;
+  } else if (++kv_head < o.shape.kv_heads || ++batch < o.shape.batch) {
+    const std::int64_t head = kv_head % o.shape.kv_heads * o.shape.group();
+    args.next_query = at(o.query, batch * o.query_strides[0] + head * o.query_strides[1]);
+  } else {
+    return;
+  }
+  args.next_row_end = std::min(args.next_row_begin + rows, o.shape.rows());
+}
+
 // The part of the kernel's arguments that all pieces of a (batch item, kv head) share.
 simd::AttentionF32Args arguments(const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head, const KeyRange& keys) {
   const std::int64_t group = o.shape.group(), head = kv_head * group;
@@ -292,6 +307,7 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
   args.row_end = row_end;
   args.key_begin = std::min(keys.begin, keys.end) / block * block;
   args.key_end = std::max(keys.end, args.key_begin);
+  hint_next_rows(o, batch, kv_head, args);
   args.scratch = scratch;
   choice.kernel->run(args);
 }
