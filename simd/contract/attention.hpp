@@ -89,6 +89,11 @@ struct AttentionF32Args {
   // unnormalised sums, then the shift m (log2 units, lowest float where no key was seen) and the denominator l.
   float* partial = nullptr;
 
+  // Rows that will probably be computed after these, numbered and laid out like query's: worth fetching meanwhile. They decide
+  // nothing.
+  const float* next_query = nullptr;
+  std::int64_t next_row_begin = 0, next_row_end = 0;
+
   void* scratch = nullptr;  // AttentionKernel::scratch_bytes(...) bytes, 64-byte aligned, contents arbitrary
 };
 

@@ -482,9 +482,11 @@ class AttentionRun {
   // The memory that a block's end and its successor's start will touch, asked for in the block's first tile.
   void SetRowsToFetch(const RowBlock& block, Prefetch& prefetch) const {
     const std::int64_t rows = static_cast<std::int64_t>(block.rows);
-    prefetch.query = {args_.query, args_.query_stride, args_.query_head_stride, args_.group};
-    prefetch.query_row = block.first_row + rows_ahead_;
-    prefetch.query_end = HWY_MIN(prefetch.query_row + rows, args_.row_end);
+    const std::int64_t ahead = block.first_row + rows_ahead_;
+    const bool in_this_call = ahead < args_.row_end;
+    prefetch.query = {in_this_call ? args_.query : args_.next_query, args_.query_stride, args_.query_head_stride, args_.group};
+    prefetch.query_row = in_this_call ? ahead : args_.next_row_begin + (ahead - args_.row_end);
+    prefetch.query_end = HWY_MIN(prefetch.query_row + rows, in_this_call ? args_.row_end : args_.next_row_end);
     if (args_.partial) return;
     prefetch.out = {args_.out, args_.out_stride, args_.out_head_stride, args_.group};
     prefetch.out_row = block.first_row;
