@@ -251,6 +251,13 @@ HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const RowBlock& b
   }
 }
 
+#else
+
+template <int kVectors>
+HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>&, const RowBlock&, const Tile&, float*) {}
+template <int kVectors>
+HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>&, const RowBlock&, const Tile&) {}
+
 #endif
 
 template <class Shape, int kVectors>
