@@ -149,6 +149,7 @@ int main(int argc, char** argv) {
     benchmark::AddCustomContext("real_operands", bench::register_real_attention(options));
     bench::register_decode(options);
     bench::register_caches(options);
+    bench::register_masks(options);
     bench::register_layers(options);
     bench::register_task_graph(options);
     bench::register_plugins(options);

@@ -451,8 +451,9 @@ class AttentionRun {
 
   bool OneTile(RowBlock& block, std::int64_t key, std::int64_t end, bool first) {
     // Keys of the block that some row can see, from a multiple of 4 on (ComputeWeights sums in fours).
-    const std::int64_t seen_begin = HWY_MAX(block.t_first + args_.visible_begin - key, std::int64_t{0}) & ~std::int64_t{3};
-    const std::int64_t seen_end = HWY_MIN(block.t_last + args_.visible_end, end) - key;
+    std::int64_t seen_begin = HWY_MAX(block.t_first + args_.visible_begin - key, std::int64_t{0}) & ~std::int64_t{3};
+    std::int64_t seen_end = HWY_MIN(block.t_last + args_.visible_end, end) - key;
+    if (args_.key_marks) NarrowToMarks(args_.key_marks, key, seen_begin, seen_end);
     if (seen_begin >= seen_end) return false;
     Tile tile;
     tile.begin = static_cast<size_t>(seen_begin);

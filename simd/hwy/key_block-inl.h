@@ -23,6 +23,14 @@ inline bool AnyMark(const std::uint8_t* marks, std::int64_t key, std::int64_t en
   return any != 0;
 }
 
+// Takes keys without a mark off both ends of [begin, end), which count from `key`, a multiple of keys_per_mark.
+inline void NarrowToMarks(const std::uint8_t* marks, std::int64_t key, std::int64_t& begin, std::int64_t& end) {
+  constexpr std::int64_t kKeys = AttentionF32Args::keys_per_mark;
+  marks += key / kKeys;
+  while (begin < end && marks[begin / kKeys] == 0) begin = (begin / kKeys + 1) * kKeys;
+  while (begin < end && marks[(end - 1) / kKeys] == 0) end = (end - 1) / kKeys * kKeys;
+}
+
 enum class Allowed : std::uint8_t { none, all, some };
 
 // excluded[i] = -1 where key i's byte is 0, else 0.

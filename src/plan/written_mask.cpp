@@ -9,9 +9,9 @@ namespace polyhead::plan {
 namespace {
 
 constexpr std::int64_t keys_per_mark = simd::AttentionF32Args::keys_per_mark;
-// As much as stays in a second-level cache beside K and V.
-constexpr std::int64_t room_bytes = 512 * 1024;
-constexpr std::int64_t fewest_rows = 16, most_rows = 256;
+// As much as a second-level cache holds, but whole blocks of every target's rows: a rest would leave lanes empty.
+constexpr std::int64_t room_bytes = 1024 * 1024;
+constexpr std::int64_t block_rows = 48, most_blocks = 4;
 
 const std::uint8_t* at(const std::uint8_t* base, std::ptrdiff_t bytes) {
   return base + bytes;
@@ -80,7 +80,7 @@ MaskRoom mask_room(std::int64_t key_length, std::int64_t group, const Mask& mask
   MaskRoom room;
   if (!mask.has_segments && mask.block_queries == 0) return room;
   room.row_bytes = round_up(std::max<std::int64_t>(key_length, 1), keys_per_mark);
-  room.rows = std::max(group, std::clamp(room_bytes / room.row_bytes, fewest_rows, most_rows));
+  room.rows = std::max(group, std::clamp<std::int64_t>(room_bytes / room.row_bytes / block_rows, 1, most_blocks) * block_rows);
   room.marks_bytes = round_up(room.row_bytes / keys_per_mark, static_cast<std::int64_t>(platform::cache_line_bytes));
   return room;
 }
