@@ -364,6 +364,9 @@ TEST_P(CachedAttentionTest, WhatDoesNotFitIsNamed) {
   has(message([](Inputs&, Spec&) {}), "not refused");
   has(message([](Inputs& i, Spec&) { i.cache = nullptr; }), "cache is not given");
   has(message([](Inputs&, Spec& s) { s.mask.has_key_lengths = false; }), "AttentionSpec.mask.has_key_lengths is false");
+  const char* const by_sequences = "AttentionSpec.mask is one with query lengths";
+  has(message([](Inputs&, Spec& s) { s.mask.has_query_lengths = true; }), by_sequences);
+  has(message([](Inputs&, Spec& s) { s.mask.has_segments = true; }), by_sequences);
   has(message([](Inputs&, Spec& s) { s.key_length = 49; }),
       "AttentionSpec.key_length is 49, expected at least the length of sequence 1 (50)");
   has(message([](Inputs&, Spec& s) { s.kv_heads = 4; }), "AttentionSpec.kv_heads is 4, expected 2, the cache's kv_heads");
