@@ -10,6 +10,7 @@ NB_MODULE(_polyhead, module) {
   polyhead::python::register_errors(module);
   polyhead::python::register_runtime(module);
   polyhead::python::register_attention(module);
+  polyhead::python::register_attention_weights(module);
   polyhead::python::register_flash_attention(module);
   polyhead::python::register_merge(module);
   polyhead::python::register_multi_head_attention(module);

@@ -210,14 +210,17 @@ polyhead::RunOptions to_run_options(const polyhead_run_options* given) {
   return result;
 }
 
-polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* given) {
+// weights_only: value and out may be left out.
+polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* given, bool weights_only = false) {
   const polyhead_attention_inputs inputs = read_struct(given, "inputs");
   polyhead::AttentionInputs result;
   result.query = to_required_view(inputs.query, "query");
   result.key = to_required_view(inputs.key, "key");
-  result.value = to_required_view(inputs.value, "value");
-  result.out = to_required_view(inputs.out, "out");
-  result.lse = to_view(inputs.lse, "lse");
+  if (!weights_only) {
+    result.value = to_required_view(inputs.value, "value");
+    result.out = to_required_view(inputs.out, "out");
+    result.lse = to_view(inputs.lse, "lse");
+  }
   result.key_lengths = to_view(inputs.key_lengths, "key_lengths");
   result.offsets = to_view(inputs.offsets, "offsets");
   result.boolean_mask = to_view(inputs.boolean_mask, "boolean_mask");
@@ -231,6 +234,19 @@ polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* g
   result.query_segments = to_view(inputs.query_segments, "query_segments");
   result.key_segments = to_view(inputs.key_segments, "key_segments");
   result.block_mask = to_view(inputs.block_mask, "block_mask");
+  return result;
+}
+
+polyhead::AttentionOptions to_attention_options(const polyhead_attention_options* given) {
+  const polyhead_attention_options options = read_optional_struct(given, "options");
+  polyhead::AttentionOptions result;
+  result.scale = to_scale(options.has_scale, options.scale);
+  result.mask = to_mask(options.mask);
+  result.length_invariant = options.length_invariant != 0;
+  result.softcap = options.softcap;
+  result.has_alibi = options.has_alibi != 0;
+  result.has_sink = options.has_sink != 0;
+  result.precision = to_precision(options.precision, "options");
   return result;
 }
 
@@ -404,16 +420,22 @@ polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhe
                                    const polyhead_attention_options* given) {
   return guarded([&] {
     required(runtime, "runtime");
-    const polyhead_attention_options options = read_optional_struct(given, "options");
-    polyhead::AttentionOptions result;
-    result.scale = to_scale(options.has_scale, options.scale);
-    result.mask = to_mask(options.mask);
-    result.length_invariant = options.length_invariant != 0;
-    result.softcap = options.softcap;
-    result.has_alibi = options.has_alibi != 0;
-    result.has_sink = options.has_sink != 0;
-    result.precision = to_precision(options.precision, "options");
-    polyhead::attention(runtime->value, to_attention_inputs(inputs), result);
+    polyhead::attention(runtime->value, to_attention_inputs(inputs), to_attention_options(given));
+  });
+}
+
+polyhead_status polyhead_attention_weights(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
+                                           const polyhead_attention_options* options,
+                                           const polyhead_attention_weights_request* given) {
+  return guarded([&] {
+    required(runtime, "runtime");
+    const polyhead_attention_weights_request request = read_struct(given, "request");
+    polyhead::AttentionWeightsRequest views;
+    views.heads = to_view(request.heads, "heads");
+    views.rows = to_view(request.rows, "rows");
+    views.weights = to_view(request.weights, "weights");
+    views.received = to_view(request.received, "received");
+    polyhead::attention_weights(runtime->value, to_attention_inputs(inputs, true), to_attention_options(options), views);
   });
 }
 
