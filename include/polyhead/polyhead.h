@@ -262,6 +262,21 @@ typedef struct polyhead_attention_options {
 POLYHEAD_EXPORT polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
                                                    const polyhead_attention_options* options);
 
+/* Attention weights of chosen heads and queries, and their sums over the queries. inputs->value, out and lse may be NULL.
+ * Memory is allocated. Errors: as polyhead_attention, and unsupported for packed sequences. */
+typedef struct polyhead_attention_weights_request {
+  size_t struct_size;
+  const polyhead_tensor* heads;    /* i32 or i64 [n], query heads; NULL: all */
+  const polyhead_tensor* rows;     /* i32 or i64 [m], queries; NULL: all */
+  const polyhead_tensor* weights;  /* optional f32 [B, n, m, S], written: 0 where a key is not allowed */
+  const polyhead_tensor* received; /* optional f32 [B, n, S], written: the sum of the weights over the chosen queries */
+} polyhead_attention_weights_request;
+
+POLYHEAD_EXPORT polyhead_status polyhead_attention_weights(const polyhead_runtime* runtime,
+                                                           const polyhead_attention_inputs* inputs,
+                                                           const polyhead_attention_options* options,
+                                                           const polyhead_attention_weights_request* request);
+
 /* One attention out of two over different keys: out = exp(lse1 - lse) * out1 + exp(lse2 - lse) * out2, lse = ln(exp(lse1) +
  * exp(lse2) + exp(sink)). A part whose lse is -inf counts for nothing; where both are so out is 0 and lse -inf (or the sink).
  * out may be exactly out1 or out2, and lse exactly lse1 or lse2; any other overlap of an output is refused. */

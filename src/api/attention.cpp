@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <vector>
 
 #include "api/cached_attention.hpp"
 #include "api/checks.hpp"
@@ -13,6 +14,7 @@
 #include "api/runtime_state.hpp"
 #include "api/sequence_inputs.hpp"
 #include "plan/attention_plan.hpp"
+#include "plan/attention_weights.hpp"
 #include "platform/rounding.hpp"
 #include "polyhead/kv_cache.hpp"
 
@@ -142,7 +144,7 @@ class AttentionPlanState {
 
   // With a cache, keys, values and lengths are its, and `inputs` has the rest.
   void run(const AttentionInputs& inputs, const RunOptions& options, const CachedAttentionInputs* cached = nullptr) const {
-    plan::AttentionShape shape = check_shapes(inputs, cached);
+    const plan::AttentionShape shape = check_shapes(inputs, cached);
     if (options.workspace) {
       if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0) {
         fail("RunOptions.workspace", "not aligned", "an address that is a multiple of 64");
@@ -153,42 +155,7 @@ class AttentionPlanState {
       }
     }
     const plan::AttentionPlan::LeaseHandle lease(plan_, options.workspace);
-    api::ScoreShape scores_shape = {shape.batch, shape.heads, shape.query_length, shape.key_length};
-    const std::int64_t query_total = shape.query_length;
-    if (spec_.mask.is_packed) {
-      scores_shape = api::read_packed(sequence_tensors(inputs), shape.heads, query_total, shape.key_length, lease.sequences());
-      shape.batch = scores_shape.batch;
-      shape.query_length = scores_shape.query_length;
-      shape.key_length = scores_shape.key_length;
-    }
-    check_maxima(shape, cached != nullptr);
-
-    plan::AttentionOperands operands;
-    operands.shape = shape;
-    operands.mask = spec_.mask;
-    operands.scale = scale_of(spec_);
-    operands.softcap = spec_.softcap;
-    operands.scores =
-        api::read_mask_inputs(given_mask(cached), mask_inputs(inputs), scores_shape, lease.key_lengths(), lease.offsets());
-    if (spec_.mask.has_key_lengths) operands.key_lengths = lease.key_lengths();
-    if (spec_.mask.has_offsets) operands.offsets = lease.offsets();
-    if (plan::goes_by_sequences(spec_.mask)) {
-      plan::SequenceTable& table = lease.sequences();
-      api::read_sequences(spec_.mask, sequence_tensors(inputs), scores_shape, query_total, operands.key_lengths,
-                          operands.offsets, table);
-      operands.sequences = table.sequences().data();
-      operands.sequence_count = static_cast<std::int64_t>(table.sequences().size());
-      operands.segment_numbers = table.segment_numbers().data();
-      operands.mask_room = plan_.mask_room();
-      if (spec_.mask.block_queries) {
-        operands.scores.block_mask = api::read_blocks(spec_.mask, inputs.block_mask, scores_shape);
-      }
-    }
-    plan::ScoreOperands& scores = operands.scores;
-    if (spec_.has_alibi) {
-      scores.alibi_slopes = read_heads("alibi_slopes", inputs.alibi_slopes, spec_.heads, false, &scores.alibi_stride);
-    }
-    if (spec_.has_sink) scores.sink = read_heads("sink", inputs.sink, spec_.heads, true, &scores.sink_stride);
+    plan::AttentionOperands operands = read_operands(inputs, shape, lease, cached);
     check_outputs(inputs);
     if (options.cancel && options.cancel->load(std::memory_order_relaxed))
       throw Error(ErrorCode::cancelled, "cancelled by the caller");
@@ -229,9 +196,131 @@ class AttentionPlanState {
   const AttentionSpec& spec() const noexcept { return spec_; }
   const plan::AttentionPlan& plan() const noexcept { return plan_; }
 
+  // value, out and lse are not looked at.
+  void run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
+                   const dispatch::KernelTable& kernels) const {
+    if (spec_.mask.is_packed) {
+      throw Error(ErrorCode::unsupported, "attention_weights: the mask is packed; expected a call for each sequence");
+    }
+    const plan::AttentionShape shape = check_query_and_key(inputs);
+    const plan::AttentionPlan::LeaseHandle lease(plan_, nullptr);
+    plan::AttentionOperands operands = read_operands(inputs, shape, lease);
+    const std::vector<std::int64_t> heads = read_choice("heads", request.heads, shape.heads),
+                                    rows = read_choice("rows", request.rows, shape.query_length);
+    plan::WeightsOperands wanted;
+    wanted.heads = heads.data();
+    wanted.rows = rows.data();
+    wanted.head_count = static_cast<std::int64_t>(heads.size());
+    wanted.row_count = static_cast<std::int64_t>(rows.size());
+    if (request.weights.empty() && request.received.empty()) {
+      fail("weights", "not given, nor is received", "one of them at least");
+    }
+    const auto check = [&](const char* output_name, const TensorView& output) {
+      check_output(output_name, output);
+      check_no_overlap(output_name, output, "query", inputs.query);
+      check_no_overlap(output_name, output, "key", inputs.key);
+      api::check_no_overlap(output_name, output, mask_inputs(inputs));
+      api::check_no_overlap(output_name, output, sequence_tensors(inputs));
+      check_no_overlap(output_name, output, "alibi_slopes", inputs.alibi_slopes);
+      check_no_overlap(output_name, output, "sink", inputs.sink);
+      check_no_overlap(output_name, output, "heads", request.heads);
+      check_no_overlap(output_name, output, "rows", request.rows);
+    };
+    const auto set_strides = [](const TensorView& view, std::ptrdiff_t* strides) {
+      for (int i = 0; i < view.rank; ++i) strides[i] = view.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
+    };
+    if (!request.weights.empty()) {
+      check_tensor("weights", request.weights, DType::f32,
+                   {shape.batch, wanted.head_count, wanted.row_count, shape.key_length});
+      check("weights", request.weights);
+      wanted.weights = static_cast<float*>(request.weights.data);
+      set_strides(request.weights, wanted.weights_strides);
+    }
+    if (!request.received.empty()) {
+      check_tensor("received", request.received, DType::f32, {shape.batch, wanted.head_count, shape.key_length});
+      check("received", request.received);
+      check_no_overlap("received", request.received, "weights", request.weights);
+      wanted.received = static_cast<float*>(request.received.data);
+      set_strides(request.received, wanted.received_strides);
+    }
+    if (shape.batch == 0 || wanted.head_count == 0 || shape.key_length == 0) return;
+
+    TensorView query = inputs.query, key = inputs.key;
+    if (const std::size_t bytes = packed_bytes(query) + packed_bytes(key)) {
+      auto* memory = static_cast<float*>(lease.side_memory(bytes + 2 * 64));
+      for (TensorView* view : {&query, &key}) {
+        if (last_is_contiguous(*view)) continue;
+        const TensorView packed = stand_in(*view, &memory);
+        copy_tensor(plan_.scheduler(), *view, packed);
+        *view = packed;
+      }
+    }
+    operands.query = static_cast<const float*>(query.data);
+    operands.key = static_cast<const float*>(key.data);
+    byte_strides(query, operands.query_strides);
+    byte_strides(key, operands.key_strides);
+    plan::run_weights(operands, wanted, kernels, plan_.scheduler());
+  }
+
  private:
+  // Indices of a request, each in 0 .. count - 1; all of them where none are given.
+  static std::vector<std::int64_t> read_choice(const char* name, const TensorView& view, std::int64_t count) {
+    std::vector<std::int64_t> chosen;
+    if (view.empty()) {
+      for (std::int64_t i = 0; i < count; ++i) chosen.push_back(i);
+      return chosen;
+    }
+    if (view.rank != 1) fail(name, view.describe(), "i32 or i64 of one dimension");
+    chosen.resize(static_cast<std::size_t>(std::max<std::int64_t>(view.shape[0], 0)));
+    api::read_integers(name, view, view.shape[0], 0, count - 1, chosen.data());
+    return chosen;
+  }
+
+  // What mask and score changes need, read and checked; shape is that of the tensors.
+  plan::AttentionOperands read_operands(const AttentionInputs& inputs, plan::AttentionShape shape,
+                                        const plan::AttentionPlan::LeaseHandle& lease,
+                                        const CachedAttentionInputs* cached = nullptr) const {
+    api::ScoreShape scores_shape = {shape.batch, shape.heads, shape.query_length, shape.key_length};
+    const std::int64_t query_total = shape.query_length;
+    if (spec_.mask.is_packed) {
+      scores_shape = api::read_packed(sequence_tensors(inputs), shape.heads, query_total, shape.key_length, lease.sequences());
+      shape.batch = scores_shape.batch;
+      shape.query_length = scores_shape.query_length;
+      shape.key_length = scores_shape.key_length;
+    }
+    check_maxima(shape, cached != nullptr);
+
+    plan::AttentionOperands operands;
+    operands.shape = shape;
+    operands.mask = spec_.mask;
+    operands.scale = scale_of(spec_);
+    operands.softcap = spec_.softcap;
+    operands.scores =
+        api::read_mask_inputs(given_mask(cached), mask_inputs(inputs), scores_shape, lease.key_lengths(), lease.offsets());
+    if (spec_.mask.has_key_lengths) operands.key_lengths = lease.key_lengths();
+    if (spec_.mask.has_offsets) operands.offsets = lease.offsets();
+    if (plan::goes_by_sequences(spec_.mask)) {
+      plan::SequenceTable& table = lease.sequences();
+      api::read_sequences(spec_.mask, sequence_tensors(inputs), scores_shape, query_total, operands.key_lengths,
+                          operands.offsets, table);
+      operands.sequences = table.sequences().data();
+      operands.sequence_count = static_cast<std::int64_t>(table.sequences().size());
+      operands.segment_numbers = table.segment_numbers().data();
+      operands.mask_room = plan_.mask_room();
+      if (spec_.mask.block_queries) {
+        operands.scores.block_mask = api::read_blocks(spec_.mask, inputs.block_mask, scores_shape);
+      }
+    }
+    plan::ScoreOperands& scores = operands.scores;
+    if (spec_.has_alibi) {
+      scores.alibi_slopes = read_heads("alibi_slopes", inputs.alibi_slopes, spec_.heads, false, &scores.alibi_stride);
+    }
+    if (spec_.has_sink) scores.sink = read_heads("sink", inputs.sink, spec_.heads, true, &scores.sink_stride);
+    return operands;
+  }
+
   // Shapes against the spec and each other; returns the tensors' shape.
-  plan::AttentionShape check_shapes(const AttentionInputs& inputs, const CachedAttentionInputs* cached) const {
+  plan::AttentionShape check_query_and_key(const AttentionInputs& inputs, const CachedAttentionInputs* cached = nullptr) const {
     check_tensor("query", inputs.query, DType::f32, {spec_.mask.is_packed ? 1 : -1, spec_.heads, -1, spec_.head_dim});
     plan::AttentionShape shape = shape_of(spec_);
     shape.batch = inputs.query.shape[0];
@@ -241,14 +330,21 @@ class AttentionPlanState {
     } else {
       check_tensor("key", inputs.key, DType::f32, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
       shape.key_length = inputs.key.shape[2];
-      check_tensor("value", inputs.value, DType::f32, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
     }
-    check_tensor("out", inputs.out, DType::f32, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
-    if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {shape.batch, spec_.heads, shape.query_length});
     api::check_mask_given(given_mask(cached), mask_inputs(inputs));
     api::check_sequences_given(spec_.mask, sequence_tensors(inputs));
     api::check_given("alibi_slopes", inputs.alibi_slopes, spec_.has_alibi, "ALiBi", "spec");
     api::check_given("sink", inputs.sink, spec_.has_sink, "sink", "spec");
+    return shape;
+  }
+
+  plan::AttentionShape check_shapes(const AttentionInputs& inputs, const CachedAttentionInputs* cached) const {
+    const plan::AttentionShape shape = check_query_and_key(inputs, cached);
+    if (!cached) {
+      check_tensor("value", inputs.value, DType::f32, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
+    }
+    check_tensor("out", inputs.out, DType::f32, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
+    if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {shape.batch, spec_.heads, shape.query_length});
     return shape;
   }
 
@@ -445,6 +541,31 @@ void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, cons
     spec.key_length = bucket(longest);
   }
   api::entry([&] { find_plan(runtime, spec)->run(api::without_cache(inputs), {}, &inputs); });
+}
+
+void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options,
+                       const AttentionWeightsRequest& request) {
+  if (inputs.query.rank != 4) fail("query", inputs.query.describe(), "f32 [batch, heads, query_length, head_dim]");
+  if (inputs.key.rank != 4) fail("key", inputs.key.describe(), "f32 [batch, kv_heads, key_length, head_dim]");
+  AttentionSpec spec;
+  spec.batch = inputs.query.shape[0];
+  spec.heads = inputs.query.shape[1];
+  spec.kv_heads = inputs.key.shape[1];
+  spec.query_length = inputs.query.shape[2];
+  spec.key_length = inputs.key.shape[2];
+  spec.head_dim = inputs.query.shape[3];
+  check_size("query's heads", spec.heads, 1);
+  check_size("key's heads", spec.kv_heads, 1);
+  check_size("query's head_dim", spec.head_dim, 1);
+  spec.scale = options.scale;
+  spec.mask = options.mask;
+  spec.softcap = options.softcap;
+  spec.has_alibi = options.has_alibi;
+  spec.has_sink = options.has_sink;
+  api::entry([&] {
+    const detail::AttentionPlanState state(spec, runtime);
+    state.run_weights(inputs, request, runtime.state()->kernels());
+  });
 }
 
 }  // namespace polyhead

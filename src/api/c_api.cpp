@@ -215,14 +215,17 @@ polyhead::RunOptions to_run_options(const polyhead_run_options* given) {
   return result;
 }
 
-polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* given) {
+// weights_only: value and out may be left out.
+polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* given, bool weights_only = false) {
   const polyhead_attention_inputs inputs = read_struct(given, "inputs");
   polyhead::AttentionInputs result;
   result.query = to_required_view(inputs.query, "query");
   result.key = to_required_view(inputs.key, "key");
-  result.value = to_required_view(inputs.value, "value");
-  result.out = to_required_view(inputs.out, "out");
-  result.lse = to_view(inputs.lse, "lse");
+  if (!weights_only) {
+    result.value = to_required_view(inputs.value, "value");
+    result.out = to_required_view(inputs.out, "out");
+    result.lse = to_view(inputs.lse, "lse");
+  }
   result.key_lengths = to_view(inputs.key_lengths, "key_lengths");
   result.offsets = to_view(inputs.offsets, "offsets");
   result.boolean_mask = to_view(inputs.boolean_mask, "boolean_mask");
@@ -470,6 +473,21 @@ polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhe
   return guarded([&] {
     required(runtime, "runtime");
     polyhead::attention(runtime->value, to_attention_inputs(inputs), to_attention_options(given));
+  });
+}
+
+polyhead_status polyhead_attention_weights(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
+                                           const polyhead_attention_options* options,
+                                           const polyhead_attention_weights_request* given) {
+  return guarded([&] {
+    required(runtime, "runtime");
+    const polyhead_attention_weights_request request = read_struct(given, "request");
+    polyhead::AttentionWeightsRequest views;
+    views.heads = to_view(request.heads, "heads");
+    views.rows = to_view(request.rows, "rows");
+    views.weights = to_view(request.weights, "weights");
+    views.received = to_view(request.received, "received");
+    polyhead::attention_weights(runtime->value, to_attention_inputs(inputs, true), to_attention_options(options), views);
   });
 }
 

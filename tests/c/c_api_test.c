@@ -327,6 +327,43 @@ static void test_documents_and_blocks(const polyhead_runtime* runtime) {
   FAILS(POLYHEAD_INVALID_ARGUMENT, "blocks", polyhead_attention(runtime, &p.inputs, &options));
 }
 
+/* Weights of two heads and one query of each batch item, and what keys receive of all. */
+static void test_attention_weights(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_attention_weights_request request = POLYHEAD_INIT(polyhead_attention_weights_request);
+  int32_t heads_wanted[2] = {3, 0};
+  int64_t row_wanted[1] = {2};
+  float weights[batch * 2 * 1 * length], received[batch * heads * length];
+  const int64_t two[1] = {2}, one[1] = {1}, received_shape[3] = {batch, heads, length};
+  polyhead_tensor heads_view, row_view, weights_view, received_view;
+  double total = 0;
+  int i, d, s;
+  make_problem(&p);
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, NULL));
+  SUCCEEDS(polyhead_tensor_init(&heads_view, heads_wanted, POLYHEAD_I32, 1, two, NULL));
+  SUCCEEDS(polyhead_tensor_init(&row_view, row_wanted, POLYHEAD_I64, 1, one, NULL));
+  SUCCEEDS(polyhead_tensor_init(&received_view, received, POLYHEAD_F32, 3, received_shape, NULL));
+  weights_view = tensor4(weights, batch, 2, 1, length);
+  request.heads = &heads_view, request.rows = &row_view, request.weights = &weights_view;
+  p.inputs.value = p.inputs.out = NULL;
+  SUCCEEDS(polyhead_attention_weights(runtime, &p.inputs, NULL, &request));
+  for (i = 0; i < 2; ++i) { /* batch item 0: the weighted values are out's row */
+    for (d = 0; d < dim; ++d) {
+      double sum = 0;
+      for (s = 0; s < length; ++s) sum += weights[i * length + s] * p.value[(heads_wanted[i] / 2 * length + s) * dim + d];
+      CHECK(fabs(sum - p.out[(heads_wanted[i] * length + 2) * dim + d]) < 4e-6);
+    }
+  }
+  heads_wanted[1] = heads;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "heads[1] is 4", polyhead_attention_weights(runtime, &p.inputs, NULL, &request));
+  request.heads = request.rows = request.weights = NULL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "weights is not given", polyhead_attention_weights(runtime, &p.inputs, NULL, &request));
+  request.received = &received_view;
+  SUCCEEDS(polyhead_attention_weights(runtime, &p.inputs, NULL, &request));
+  for (i = 0; i < batch * heads * length; ++i) total += received[i];
+  CHECK(fabs(total - batch * heads * length) < 1e-4);
+}
+
 /* Two parts of the keys, brought together. */
 static void test_merge(const polyhead_runtime* runtime) {
   problem p, second;
@@ -827,6 +864,7 @@ int main(void) {
   test_scores(runtime);
   test_sequences(runtime);
   test_documents_and_blocks(runtime);
+  test_attention_weights(runtime);
   test_merge(runtime);
   test_mask_errors(runtime);
   test_attention_errors(runtime);

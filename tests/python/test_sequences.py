@@ -235,3 +235,22 @@ def test_block_mask(generator, shape, dtype):
         sdpa(query, key, value, enable_gqa=True, block_mask=blocks.astype(np.float32), block_size=(16, 16))
     with pytest.raises(ValueError, match="block_mask is"):
         sdpa(query, key, value, enable_gqa=True, block_mask=blocks, block_size=(16, 8))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_weights(generator, causal):
+    query, key, value = make(generator, rows=9, columns=20)
+    weights = polyhead.attention_weights(query, key, is_causal=causal)
+    assert weights.shape == (2, 4, 9, 20)
+    out = sdpa(query, key, value, enable_gqa=True, is_causal=causal)
+    np.testing.assert_allclose(weights @ np.repeat(value, 2, axis=1), out, atol=5e-6)
+    if causal:
+        assert not np.triu(weights, 1).any()
+    some = polyhead.attention_weights(query, key, is_causal=causal, heads=[3, 1], rows=np.int32([8, 0, 4]))
+    assert some.tobytes() == weights[:, [3, 1]][:, :, [8, 0, 4]].tobytes()
+    received = polyhead.attention_weights(query, key, is_causal=causal, heads=[2], received=True)
+    np.testing.assert_allclose(received[:, 0], weights[:, 2].sum(1), atol=1e-5)
+    with pytest.raises(ValueError, match=r"heads\[0\] is 4, expected 0 to 3"):
+        polyhead.attention_weights(query, key, heads=[4])
+    with pytest.raises(ValueError, match="query: is"):
+        polyhead.attention_weights(query[0], key)

@@ -1,0 +1,202 @@
+// Attention weights of chosen heads and rows, and what keys receive.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/attention_case.hpp"
+
+namespace polyhead::testing {
+namespace {
+
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+class WeightsTest : public EveryIsa {
+ protected:
+  struct Result {
+    Tensor weights, received;
+  };
+  // Weights of the chosen heads and rows (all where a list is empty), in memory that holds NaN before.
+  Result weights_of(const AttentionCase& test, const std::vector<std::int64_t>& heads, const std::vector<std::int64_t>& rows,
+                    int threads = 1) const {
+    const AttentionSpec& spec = test.spec;
+    const auto count = [](const std::vector<std::int64_t>& chosen, std::int64_t all) {
+      return chosen.empty() ? all : static_cast<std::int64_t>(chosen.size());
+    };
+    const std::int64_t n = count(heads, spec.heads), m = count(rows, spec.query_length);
+    Result result = {Tensor(DType::f32, {spec.batch, n, m, spec.key_length}),
+                     Tensor(DType::f32, {spec.batch, n, spec.key_length})};
+    fill(result.weights, not_a_number);
+    fill(result.received, not_a_number);
+    AttentionWeightsRequest request;
+    const Tensor head_list = integers(DType::i32, heads), row_list = integers(DType::i64, rows);
+    if (!heads.empty()) request.heads = head_list;
+    if (!rows.empty()) request.rows = row_list;
+    request.weights = result.weights;
+    AttentionInputs inputs = test.inputs();
+    inputs.value = inputs.out = TensorView();  // not looked at
+    attention_weights(runtime(threads), inputs, test.options(), request);
+    EXPECT_TRUE(result.weights.surroundings_intact());
+    // Received alone, so that each is there without the other.
+    request.weights = TensorView();
+    request.received = result.received;
+    attention_weights(runtime(threads), inputs, test.options(), request);
+    return result;
+  }
+
+  void expect_right(const AttentionCase& test, const std::vector<std::int64_t>& heads,
+                    const std::vector<std::int64_t>& rows) const {
+    const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true);
+    const Result result = weights_of(test, heads, rows);
+    const auto& shape = result.weights.view().shape;
+    for (std::int64_t b = 0; b < shape[0]; ++b)
+      for (std::int64_t i = 0; i < shape[1]; ++i) {
+        std::vector<double> received(static_cast<std::size_t>(shape[3]));
+        for (std::int64_t j = 0; j < shape[2]; ++j) {
+          const std::int64_t h = heads.empty() ? i : heads[static_cast<std::size_t>(i)],
+                             t = rows.empty() ? j : rows[static_cast<std::size_t>(j)];
+          const std::int64_t row = (b * test.spec.heads + h) * test.spec.query_length + t;
+          const double bound = 2e-6 + 0x1p-22 * expected.score_magnitude.values[static_cast<std::size_t>(row)];
+          for (std::int64_t s = 0; s < shape[3]; ++s) {
+            const double right = expected.weights.row(row)[s], weight = result.weights({b, i, j, s});
+            ASSERT_NEAR(weight, right, bound) << test.describe() << " b " << b << " h " << h << " t " << t << " s " << s;
+            if (right == 0 && !oracle::allowed(test.inputs(), test.spec.mask, b, h, t, s)) {
+              ASSERT_EQ(weight, 0);
+            }
+            received[static_cast<std::size_t>(s)] += weight;
+          }
+        }
+        for (std::int64_t s = 0; s < shape[3]; ++s) {
+          const double sum = received[static_cast<std::size_t>(s)];
+          ASSERT_NEAR(result.received({b, i, s}), sum, 1e-6 * (1 + sum)) << test.describe();
+        }
+      }
+  }
+};
+
+TEST_P(WeightsTest, OfAllHeadsAndRowsUnderEveryMask) {
+  const Mask masks[] = {
+      Mask::none(),
+      Mask::causal(Causal::bottom_right) & Mask::window(30, 0),
+      Mask::causal(Causal::offset) & Mask::offsets() & Mask::key_lengths() & Mask::query_lengths(),
+      Mask::boolean() & Mask::bias(),
+      Mask::causal(Causal::top_left) & Mask::prefix(),
+      Mask::segments() & Mask::causal(Causal::bottom_right),
+      Mask::blocks(16, 40) & Mask::boolean(),
+      Mask::blocks(32, 64),
+  };
+  std::uint64_t seed = 0;
+  for (const Mask& mask : masks)
+    for (const auto& [query_length, key_length] : {std::pair{1, 40}, {7, 300}, {60, 130}}) {
+      Random random(++seed);
+      AttentionSpec spec = attention_spec(2, 4, 2, query_length, key_length, 16, 16, mask);
+      if (seed % 2 == 0) spec.softcap = 1.5, spec.has_alibi = spec.has_sink = true;
+      ASSERT_NO_FATAL_FAILURE(expect_right(make_case(spec, random), {}, {}));
+    }
+}
+
+TEST_P(WeightsTest, OfChosenHeadsAndRowsInAnyOrder) {
+  Random random(21);
+  const AttentionCase test =
+      make_case(attention_spec(2, 6, 2, 70, 600, 24, 24, Mask::causal(Causal::bottom_right) & Mask::query_lengths()), random);
+  ASSERT_NO_FATAL_FAILURE(expect_right(test, {5, 0, 3}, {69, 0, 1, 2, 40, 41, 7, 7}));
+  ASSERT_NO_FATAL_FAILURE(expect_right(test, {2}, {}));
+  ASSERT_NO_FATAL_FAILURE(expect_right(test, {}, {33}));
+}
+
+TEST_P(WeightsTest, HaveTheSameBitsForAnyThreadsAndAnyChoice) {
+  Random random(23);
+  const AttentionCase test = make_case(attention_spec(2, 4, 2, 70, 600, 24, 24, Mask::causal(Causal::bottom_right)), random);
+  const Result all = weights_of(test, {}, {}, 1), threads = weights_of(test, {}, {}, 3),
+               some = weights_of(test, {1}, {20, 50}, 2);
+  EXPECT_TRUE(same_bits(all.weights, threads.weights));
+  EXPECT_TRUE(same_bits(all.received, threads.received));
+  const TensorView head = slice(all.weights, 1, 1, 2);
+  EXPECT_TRUE(same_bits(slice(head, 2, 20, 21), slice(some.weights, 2, 0, 1)));
+  EXPECT_TRUE(same_bits(slice(head, 2, 50, 51), slice(some.weights, 2, 1, 2)));
+}
+
+TEST_P(WeightsTest, WhatIsMaskedHasNoInfluenceAndWhatIsSeenHas) {
+  Random random(25);
+  AttentionCase test = make_case(attention_spec(1, 2, 1, 20, 300, 16, 16, Mask::causal(Causal::top_left)), random);
+  const Result clean = weights_of(test, {}, {});
+  test.key.set({0, 0, 10, 3}, not_a_number);
+  const Result dirty = weights_of(test, {}, {});
+  for (std::int64_t t = 0; t < 20; ++t) {
+    const TensorView before = slice(clean.weights, 2, t, t + 1), after = slice(dirty.weights, 2, t, t + 1);
+    if (t < 10) {
+      EXPECT_TRUE(same_bits(before, after)) << t;
+    } else {
+      EXPECT_TRUE(std::isnan(load(after, 0))) << t;
+    }
+  }
+}
+
+TEST_P(WeightsTest, SizesOfZeroAndStrides) {
+  Random random(27);
+  for (const auto& [batch, query_length, key_length] : {std::tuple{0, 3, 4}, {2, 0, 4}, {2, 3, 0}}) {
+    const AttentionCase test = make_case(attention_spec(batch, 2, 1, query_length, key_length, 8, 8), random);
+    const Result result = weights_of(test, {}, {}, 2);
+    for_each_offset(result.received, [&](std::int64_t offset) { EXPECT_EQ(load(result.received, offset), 0); });
+  }
+  const AttentionCase test = make_case(attention_spec(2, 2, 1, 5, 40, 8, 8), random);
+  const Result plain = weights_of(test, {}, {});
+  AttentionCase moved = test;
+  moved.query = Tensor::ordered(DType::f32, {2, 2, 5, 8}, {0, 1, 3, 2});
+  moved.key = Tensor::ordered(DType::f32, {2, 1, 40, 8}, {0, 2, 1, 3}, 0, 2);
+  copy(test.query, moved.query);
+  copy(test.key, moved.key);
+  const Tensor weights = Tensor::ordered(DType::f32, {2, 2, 5, 40}, {3, 0, 2, 1}, 1, 2);
+  AttentionWeightsRequest request;
+  request.weights = weights;
+  attention_weights(runtime(2), moved.inputs(), moved.options(), request);
+  EXPECT_TRUE(same_bits(plain.weights, weights)) << first_difference(plain.weights, weights);
+  EXPECT_TRUE(weights.surroundings_intact());
+}
+
+TEST(WeightsErrors, NameTheArgument) {
+  const Runtime& runtime = runtime_on(default_isa());
+  Random random(29);
+  const AttentionCase test = make_case(attention_spec(2, 4, 2, 5, 9, 8, 8), random);
+  const Tensor weights(DType::f32, {2, 4, 5, 9}), received(DType::f32, {2, 4, 9});
+  const auto expect_refused = [&](const AttentionWeightsRequest& request, const std::vector<std::string>& words,
+                                  const AttentionOptions& options, ErrorCode code = ErrorCode::invalid_argument) {
+    try {
+      attention_weights(runtime, test.inputs(), options, request);
+      ADD_FAILURE() << "was accepted: " << words.front();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+      for (const std::string& word : words)
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " is not in: " << error.what();
+    }
+  };
+  AttentionWeightsRequest request;
+  expect_refused(request, {"weights", "not given"}, test.options());
+  request.weights = weights;
+  attention_weights(runtime, test.inputs(), test.options(), request);
+  const Tensor heads = integers(DType::i64, {0, 4}), rows = integers(DType::i64, {-1});
+  request.heads = heads;
+  expect_refused(request, {"heads[1]", "4", "0 to 3"}, test.options());
+  request.heads = TensorView();
+  request.rows = rows;
+  expect_refused(request, {"rows[0]", "-1", "0 to 4"}, test.options());
+  request.rows = TensorView();
+  request.weights = slice(weights, 1, 0, 3);
+  expect_refused(request, {"weights", "[2, 3, 5, 9]", "[2, 4, 5, 9]"}, test.options());
+  request.weights = TensorView(test.query.view().data, DType::f32, {2, 4, 5, 9});
+  expect_refused(request, {"weights overlaps query"}, test.options());
+  request.weights = weights;
+  request.received = TensorView(weights.view().data, DType::f32, {2, 4, 9});
+  expect_refused(request, {"received overlaps weights"}, test.options());
+  request.received = received;
+  AttentionOptions packed = test.options();
+  packed.mask = Mask::packed();
+  expect_refused(request, {"packed", "each sequence"}, packed, ErrorCode::unsupported);
+}
+
+POLYHEAD_INSTANTIATE_EVERY_ISA(WeightsTest);
+
+}  // namespace
+}  // namespace polyhead::testing
