@@ -102,7 +102,8 @@ TEST_P(GraphOverhead, SixPercentMoreIsSeen) {
     while (std::chrono::duration<double>(Clock::now() - start).count() < 0.06 * seconds) {
     }
   };
-  const Interval cost = cost_over_plain(slower_graph, [&] { heads.run_plain(); });
+  // Over the graph itself: beside other programs the plain loop may well lose more than the graph does.
+  const Interval cost = cost_over_plain(slower_graph, [&] { heads.run_graph(); });
   EXPECT_FALSE(cost.within()) << describe(cost);
   if (!cost.beyond()) GTEST_SKIP() << "the machine is too busy to tell: " << describe(cost);
 }
