@@ -1,6 +1,10 @@
 // Streaming-softmax attention in f32 with transposed scores: a lane is a query row, so that maximum, sum and rescaling are
 // vertical, K and V are read row-major by broadcast and never packed, and no size has a tail but the number of rows.
 //
+// K and V in bf16 or f16 are widened a key block at a time, once for all row blocks that share a pass over the keys: the tiles
+// see f32. Widening within the tiles would repeat it for every row block, and broadcast single elements of 16 bits, for which
+// x86 has no instruction that widens.
+//
 // For up to kQueryBlocks blocks of rows at a time (so that a key block is read from memory once for all of them):
 //   Q' = scale * log2(e) * Q, transposed to [d][row]
 //   for each key block, for each row block:   S = K Q'        [key][row]     ScoreTile
@@ -17,13 +21,17 @@
 // two and rare: a row whose shift stays is multiplied by exactly 1, so its bits do not depend on its neighbours.
 #pragma once
 
+#include <type_traits>
+
 #include "simd/contract/attention.hpp"
 #include "simd/floating_point.hpp"
 #include "simd/hwy/attention_block-inl.h"
 #include "simd/hwy/attention_mask-inl.h"
 #include "simd/hwy/attention_tile-inl.h"
 #include "simd/hwy/compat.h"
+#include "simd/hwy/element-inl.h"
 #include "simd/hwy/exp2-inl.h"
+#include "simd/hwy/partial_vector-inl.h"
 #include "simd/hwy/scratch.h"
 #include "simd/hwy/transpose-inl.h"
 
@@ -125,7 +133,27 @@ static HWY_NOINLINE void AccumulateSelectedValues(const float* HWY_RESTRICT valu
   }
 }
 
+// Rows of elements to rows of floats, `pitch` floats apart: whole vectors, zero beyond the last column.
+template <class T>
+static HWY_NOINLINE void WidenRows(const T* HWY_RESTRICT from, std::ptrdiff_t stride, size_t rows, size_t columns,
+                                   float* HWY_RESTRICT to, size_t pitch) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  for (size_t row = 0; row < rows; ++row, from = Offset(from, stride), to += pitch) {
+    size_t column = 0;
+    for (; column + lanes <= columns; column += lanes) hn::Store(LoadElements(df, from + column), df, to + column);
+    if (column < columns) hn::Store(LoadPartial(df, from + column, columns - column), df, to + column);
+  }
+}
+
+// Floats a row of `columns` widened elements takes.
+static inline size_t WidenedPitch(size_t columns) {
+  const size_t lanes = hn::Lanes(FloatTag());
+  return (columns + lanes - 1) / lanes * lanes;
+}
+
 // One tile of work: a row block and the keys [begin, end) of a key block.
+template <class Fetch>
 struct Tile {
   const float* key;
   const float* value;
@@ -134,13 +162,13 @@ struct Tile {
   size_t begin, end;
   const TileMask* mask;  // nullptr: every row sees every key, with the score as it is
   bool selects;          // V holds non-finite values, which must not reach rows that exclude their keys
-  bool prefetch;
+  Fetch fetch;
   float* scores;      // [kKeyBlock][width]
   float* statistics;  // 3 * width floats: new maximum, sum, alpha
 };
 
-template <class Shape, int kVectors>
-static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
+template <class Shape, int kVectors, class Fetch>
+static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<Fetch>& tile) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df), width = kVectors * lanes;
   constexpr int kRows = Shape::Rows(kVectors);
@@ -153,11 +181,11 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
   const float* value = Offset(tile.value, static_cast<std::ptrdiff_t>(tile.begin) * tile.value_stride);
 
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, max + j);
-  const Prefetch prefetch = {tile.prefetch, value, tile.value_stride, tile.value_dim};
+  const Fetch fetch = tile.fetch.From(value, tile.value_stride, tile.value_dim);
   // With a mask the tiles' maximum counts for nothing: `sum` takes it, ApplyMask finds the right one.
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, sum + j);
   ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys,
-                                 prefetch);
+                                 fetch);
   if (tile.mask) ApplyMask(*tile.mask, tile.scores, width, tile.begin, tile.end, max);
 
   bool same = true;
@@ -197,8 +225,8 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
   }
 }
 
-template <class Shape, int kVectors = Shape::kVectors>
-HWY_INLINE void ComputeTileOfWidth(RowBlock& block, const Tile& tile) {
+template <class Shape, int kVectors = Shape::kVectors, class Fetch>
+HWY_INLINE void ComputeTileOfWidth(RowBlock& block, const Tile<Fetch>& tile) {
   if constexpr (kVectors > 1) {
     if (block.width != kVectors * hn::Lanes(FloatTag())) return ComputeTileOfWidth<Shape, kVectors - 1>(block, tile);
   }
@@ -213,8 +241,9 @@ struct Workspace {
   float* statistics;
   MaskTables mask;
   ValueState* value_states;  // [key blocks]: what V holds, once it has been looked at
+  float *keys, *values;      // [kKeyBlock][WidenedPitch]: of one key block, unless they are read in place
 
-  template <class Shape>
+  template <class Shape, class T>
   size_t Place(void* memory, std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
     const size_t width = static_cast<size_t>(Shape::kVectors) * hn::Lanes(FloatTag());
     Carver carver(memory);
@@ -229,6 +258,10 @@ struct Workspace {
     statistics = carver.Take<float>(3 * width);
     mask.Place(carver, kKeyBlock, width);
     value_states = carver.Take<ValueState>(static_cast<size_t>(key_count) / kKeyBlock + 2);
+    if constexpr (!hwy::IsSame<T, float>()) {
+      keys = carver.Take<float>(kKeyBlock * WidenedPitch(static_cast<size_t>(head_dim)));
+      values = carver.Take<float>(kKeyBlock * WidenedPitch(static_cast<size_t>(value_dim)));
+    }
     return carver.used();
   }
 };
@@ -243,36 +276,40 @@ static size_t NextBlockRows(std::int64_t left, size_t lanes) {
   return static_cast<size_t>(HWY_MIN(left, static_cast<std::int64_t>(taken * lanes)));
 }
 
-template <class Shape>
+template <class Shape, class T>
 static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, float scale, RowBlock& block) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
   block.first_row = first_row;
   block.rows = NextBlockRows<Shape>(args.row_end - first_row, lanes);
   block.width = (block.rows + lanes - 1) / lanes * lanes;
-  const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
+  const RowMap<const T> query = {static_cast<const T*>(args.query), args.query_stride, args.query_head_stride, args.group};
   RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query);
   PlaceRows(args, block);
   ForgetKeys(block);
 }
 
-// One call: its operands, and what stays the same from tile to tile.
-template <class Shape>
+// One call: its operands, elements of T, and what stays the same from tile to tile.
+template <class Shape, class T>
 class AttentionRun {
+  static constexpr bool kInPlace = hwy::IsSame<T, float>();
+  using Fetch = std::conditional_t<kInPlace, FetchInPlace, FetchStored<T>>;
+
  public:
   explicit AttentionRun(const AttentionF32Args& args) : args_(args), mask_(args) {
     const std::int64_t key_count = HWY_MAX(args.key_end - args.key_begin, std::int64_t{0});
-    space_.Place<Shape>(args.scratch, args.head_dim, args.value_dim, key_count);
+    space_.Place<Shape, T>(args.scratch, args.head_dim, args.value_dim, key_count);
   }
 
   void Rows() {
     const float scale = ScaleInLog2Units(args_.scale);
-    const std::int64_t bytes = (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * 4;
+    const std::int64_t bytes =
+        (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * static_cast<std::int64_t>(sizeof(T));
     for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
       fetch_ = row == args_.row_begin || bytes > kCachedBytes;
       size_t count = 0;
       for (; count < kQueryBlocks && row < args_.row_end; ++count) {
-        StartBlock<Shape>(args_, row, scale, space_.blocks[count]);
+        StartBlock<Shape, T>(args_, row, scale, space_.blocks[count]);
         row += static_cast<std::int64_t>(space_.blocks[count].rows);
       }
       rows_ahead_ = row - space_.blocks[0].first_row;
@@ -280,11 +317,11 @@ class AttentionRun {
       Keys(space_.blocks, count);
       for (size_t i = 0; i < count; ++i) {
         RowBlock& block = space_.blocks[i];
-        if (HWY_LIKELY(!FinishBlock(args_, block, space_.statistics)) || !redo) continue;
+        if (HWY_LIKELY(!FinishBlock<T>(args_, block, space_.statistics)) || !redo) continue;
         LookAtValues();
         ForgetKeys(block);
         Keys(&block, 1);
-        FinishBlock(args_, block, space_.statistics);
+        FinishBlock<T>(args_, block, space_.statistics);
       }
     }
   }
@@ -309,6 +346,10 @@ class AttentionRun {
     for (std::int64_t key = key_begin; key < key_end; key += block) {
       const std::int64_t end = HWY_MIN(key + block, args_.key_end);
       if (!mask_.ReadKeys(key, end, space_.mask)) continue;
+      if constexpr (!kInPlace) {
+        seen_begin_ = HWY_MAX(first_key - key, std::int64_t{0}) & ~std::int64_t{3};
+        seen_end_ = HWY_MIN(last_key, end) - key;
+      }
       bool first = true;
       for (size_t i = 0; i < count; ++i) {
         if (OneTile(blocks[i], key, end, first)) first = false;
@@ -321,7 +362,7 @@ class AttentionRun {
     const std::int64_t seen_begin = HWY_MAX(block.t_first + args_.visible_begin - key, std::int64_t{0}) & ~std::int64_t{3};
     const std::int64_t seen_end = HWY_MIN(block.t_last + args_.visible_end, end) - key;
     if (seen_begin >= seen_end) return false;
-    Tile tile;
+    Tile<Fetch> tile;
     tile.begin = static_cast<size_t>(seen_begin);
     tile.end = static_cast<size_t>(seen_end);
 
@@ -329,34 +370,63 @@ class AttentionRun {
     if (!mask_.ReadTile(block, key, tile.begin, tile.end, space_.mask, mask)) return false;
     if (!block.started) FetchRows(block);
 
-    tile.key = Offset(args_.key, static_cast<std::ptrdiff_t>(key) * args_.key_stride);
-    tile.value = Offset(args_.value, static_cast<std::ptrdiff_t>(key) * args_.value_stride);
-    tile.key_stride = args_.key_stride;
-    tile.value_stride = args_.value_stride;
     tile.head_dim = static_cast<size_t>(args_.head_dim);
     tile.value_dim = static_cast<size_t>(args_.value_dim);
+    if constexpr (kInPlace) {
+      tile.key = KeyAt(key);
+      tile.value = ValueAt(key);
+      tile.key_stride = args_.key_stride;
+      tile.value_stride = args_.value_stride;
+    } else {
+      if (first) WidenBlock(key);
+      const std::int64_t next = key + static_cast<std::int64_t>(kKeyBlock);
+      tile.key = space_.keys;
+      tile.value = space_.values;
+      tile.key_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.head_dim) * sizeof(float));
+      tile.value_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.value_dim) * sizeof(float));
+      tile.fetch = {false, KeyAt(next), ValueAt(next), args_.key_stride, args_.value_stride, tile.head_dim, tile.value_dim};
+    }
+    tile.fetch.wanted = first && fetch_;
     tile.mask = mask.Changes() ? &mask : nullptr;
     tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
-    tile.prefetch = first && fetch_;
     tile.scores = space_.scores;
     tile.statistics = space_.statistics;
     ComputeTileOfWidth<Shape>(block, tile);
     return true;
   }
 
+  const T* KeyAt(std::int64_t key) const {
+    return Offset(static_cast<const T*>(args_.key), static_cast<std::ptrdiff_t>(key) * args_.key_stride);
+  }
+  const T* ValueAt(std::int64_t key) const {
+    return Offset(static_cast<const T*>(args_.value), static_cast<std::ptrdiff_t>(key) * args_.value_stride);
+  }
+
+  // Of the key block that begins at `key`, the keys that some row of this pass can see.
+  void WidenBlock(std::int64_t key) {
+    const size_t head_dim = static_cast<size_t>(args_.head_dim), value_dim = static_cast<size_t>(args_.value_dim);
+    const size_t first = static_cast<size_t>(seen_begin_), rows = static_cast<size_t>(seen_end_ - seen_begin_);
+    const size_t key_pitch = WidenedPitch(head_dim), value_pitch = WidenedPitch(value_dim);
+    WidenRows(KeyAt(key + seen_begin_), args_.key_stride, rows, head_dim, space_.keys + first * key_pitch, key_pitch);
+    WidenRows(ValueAt(key + seen_begin_), args_.value_stride, rows, value_dim, space_.values + first * value_pitch,
+              value_pitch);
+  }
+
   // Asks for the memory that a block's end and its successor's start will touch: else these transposes wait for it row by row.
   void FetchRows(const RowBlock& block) const {
-    const RowMap<const float> query = {args_.query, args_.query_stride, args_.query_head_stride, args_.group};
-    const RowMap<float> out = {args_.out, args_.out_stride, args_.out_head_stride, args_.group};
+    const RowMap<const T> query = {static_cast<const T*>(args_.query), args_.query_stride, args_.query_head_stride,
+                                   args_.group};
+    const RowMap<T> out = {static_cast<T*>(args_.out), args_.out_stride, args_.out_head_stride, args_.group};
+    constexpr std::int64_t line = 64 / sizeof(T);
     for (size_t lane = 0; lane < block.rows; ++lane) {
       const std::int64_t row = block.first_row + static_cast<std::int64_t>(lane);
       if (!args_.partial) {
-        const float* to = out.At(row);
-        for (std::int64_t e = 0; e < args_.value_dim; e += 16) __builtin_prefetch(to + e, 1, 2);
+        const T* to = out.At(row);
+        for (std::int64_t e = 0; e < args_.value_dim; e += line) __builtin_prefetch(to + e, 1, 2);
       }
       if (row + rows_ahead_ < args_.row_end) {
-        const float* from = query.At(row + rows_ahead_);
-        for (std::int64_t d = 0; d < args_.head_dim; d += 16) __builtin_prefetch(from + d, 0, 2);
+        const T* from = query.At(row + rows_ahead_);
+        for (std::int64_t d = 0; d < args_.head_dim; d += line) __builtin_prefetch(from + d, 0, 2);
       }
     }
   }
@@ -364,10 +434,9 @@ class AttentionRun {
   bool ValuesNotFinite(std::int64_t key, std::int64_t end) {
     ValueState& state = space_.value_states[(key - args_.key_begin) / static_cast<std::int64_t>(kKeyBlock)];
     if (state == ValueState::unknown) {
-      const float* value = Offset(args_.value, static_cast<std::ptrdiff_t>(key) * args_.value_stride);
-      state = HoldsNonFinite(value, args_.value_stride, static_cast<size_t>(end - key), static_cast<size_t>(args_.value_dim))
-                  ? ValueState::not_finite
-                  : ValueState::finite;
+      const bool not_finite = HoldsNonFinite(ValueAt(key), args_.value_stride, static_cast<size_t>(end - key),
+                                             static_cast<size_t>(args_.value_dim));
+      state = not_finite ? ValueState::not_finite : ValueState::finite;
     }
     return state == ValueState::not_finite;
   }
@@ -377,24 +446,35 @@ class AttentionRun {
   bool fetch_ = true;
   bool looks_at_values_ = false;
   std::int64_t rows_ahead_ = 0;
+  std::int64_t seen_begin_ = 0, seen_end_ = 0;  // keys of the key block at hand that some row of the pass can see
   Workspace space_;
 };
 
-template <class Shape>
+template <class Shape, class T>
 static HWY_NOINLINE void ComputeRows(const AttentionF32Args& args) {
-  AttentionRun<Shape>(args).Rows();
+  AttentionRun<Shape, T>(args).Rows();
 }
 
-template <class Shape>
+template <class Shape, class T>
 static void RunAttention(const AttentionF32Args& args) {
   const FlushDenormals flush;
-  ComputeRows<Shape>(args);
+  ComputeRows<Shape, T>(args);
 }
 
-template <class Shape>
+template <class Shape, class T>
 static size_t AttentionScratchBytes(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
   Workspace space;
-  return space.Place<Shape>(nullptr, head_dim, value_dim, key_count);
+  return space.Place<Shape, T>(nullptr, head_dim, value_dim, key_count);
+}
+
+template <class Shape, class T>
+constexpr AttentionKernel TransposedKernel(const char* name) {
+  return {name,
+          static_cast<std::int32_t>(Shape::kRowBlock),
+          static_cast<std::int32_t>(kKeyBlock),
+          &AttentionScratchBytes<Shape, T>,
+          &RunAttention<Shape, T>,
+          ElementOf<T>::value};
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 //   ScoreTile   S[key][row] = sum_d K[key][d] Q'[d][row]      `rows` keys x `vectors` vectors of query rows
 //   ValueTile   O[e][row]  (+)= sum_key V[key][e] P[key][row]  `rows` value columns x `vectors` vectors of query rows
 //
-// Both read K and V row-major, one broadcast an element, so nothing is packed and no head size has a tail. A tile keeps
+// Both read K and V row-major in f32, one broadcast an element, so nothing is packed and no head size has a tail. A tile keeps
 // rows * vectors accumulators, `vectors` operands and one broadcast in registers:
 //   32 registers: 8 x 3 (24 + 3 + 1), 12 x 2, 16 x 1, 6 x 4    16 registers: 4 x 3 (12 + 3 + 1), 6 x 2, 8 x 1
 // One-vector tiles are bound by loads (about 3/4 of peak). Every element is one chain over d, or over keys in ascending order,
@@ -21,12 +21,40 @@ namespace {
 
 enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O + PV
 
-// What is worth fetching while a score tile is computed: the values of the same keys, and the keys after them.
-struct Prefetch {
+// What is worth fetching while score tiles are computed. K and V are read where they lie: the values of the same keys, and the
+// keys after them.
+struct FetchInPlace {
   bool wanted;
   const float* value;
   std::ptrdiff_t value_stride;
   size_t value_dim;
+
+  HWY_INLINE FetchInPlace From(const float* first_value, std::ptrdiff_t stride, size_t columns) const {
+    return {wanted, first_value, stride, columns};
+  }
+  HWY_INLINE void Rows(size_t rows, const float* next_key, std::ptrdiff_t key_stride, size_t head_dim) {
+    PrefetchRows(value, value_stride, rows, value_dim);
+    PrefetchRows(next_key, key_stride, rows, head_dim);
+    value = Offset(value, static_cast<std::ptrdiff_t>(rows) * value_stride);
+  }
+};
+
+// K and V are widened a key block at a time: both rows of keys that lie a block further on, as they are stored.
+template <class T>
+struct FetchStored {
+  bool wanted;
+  const T* key;
+  const T* value;
+  std::ptrdiff_t key_stride, value_stride;
+  size_t head_dim, value_dim;
+
+  HWY_INLINE FetchStored From(const float*, std::ptrdiff_t, size_t) const { return *this; }
+  HWY_INLINE void Rows(size_t rows, const float*, std::ptrdiff_t, size_t) {
+    PrefetchRows(key, key_stride, rows, head_dim);
+    PrefetchRows(value, value_stride, rows, value_dim);
+    key = Offset(key, static_cast<std::ptrdiff_t>(rows) * key_stride);
+    value = Offset(value, static_cast<std::ptrdiff_t>(rows) * value_stride);
+  }
 };
 
 #if HWY_HAVE_SCALABLE
@@ -257,18 +285,13 @@ struct ScoreRows {
 };
 
 // The scores of `keys` keys, and the rows' maximum in `max` (which starts at what it held, and never is NaN).
-template <int kRows, int kVectors>
-HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, const Prefetch& prefetch) {
+template <int kRows, int kVectors, class Fetch>
+HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, Fetch fetch) {
   const size_t width = kVectors * hn::Lanes(FloatTag());
-  const float* value = prefetch.value;
   while (keys > 0) {
     const size_t rows = NextRows<kRows>(keys);
     const float* next_key = Offset(tile.key, static_cast<std::ptrdiff_t>(rows) * tile.key_stride);
-    if (prefetch.wanted) {
-      PrefetchRows(value, prefetch.value_stride, rows, prefetch.value_dim);
-      PrefetchRows(next_key, tile.key_stride, rows, tile.head_dim);
-      value = Offset(value, static_cast<std::ptrdiff_t>(rows) * prefetch.value_stride);
-    }
+    if (fetch.wanted) fetch.Rows(rows, next_key, tile.key_stride, tile.head_dim);
     WithRows<kRows>(rows, tile);
     tile.key = next_key;
     tile.scores += rows * width;

@@ -24,7 +24,8 @@ static HWY_NOINLINE void PackQuery(const AttentionF32Args& args, std::int64_t fi
   const FloatTag df;
   const IntTag di;
   const size_t head_dim = static_cast<size_t>(args.head_dim);
-  const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
+  const RowMap<const float> query = {static_cast<const float*>(args.query), args.query_stride, args.query_head_stride,
+                                     args.group};
   RowsToLanes<true>(query, first_row, rows, 32, head_dim, scale, lanes_of_rows);
   for (size_t j = 0; j < 32; j += hn::Lanes(df)) {
     Ints largest = hn::Zero(di);
@@ -46,7 +47,7 @@ static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::in
   const IntTag di;
   const size_t lanes = hn::Lanes(df), head_dim = static_cast<size_t>(args.head_dim);
   const size_t value_dim = static_cast<size_t>(args.value_dim);
-  const RowMap<const float> value = {args.value, args.value_stride, 0, 1};
+  const RowMap<const float> value = {static_cast<const float*>(args.value), args.value_stride, 0, 1};
   RowsToLanes<false>(value, first_key, count, 32, value_dim, 1.0f, lanes_of_rows);
   for (size_t j = 0; j < 32; j += lanes) {
     Ints largest = hn::Zero(di);
@@ -58,7 +59,8 @@ static HWY_NOINLINE std::uint32_t PackKeys(const AttentionF32Args& args, std::in
   }
 
   std::uint32_t out_of_range = 0;
-  const float* const first_row = Offset(args.key, static_cast<std::ptrdiff_t>(first_key) * args.key_stride);
+  const float* const first_row =
+      Offset(static_cast<const float*>(args.key), static_cast<std::ptrdiff_t>(first_key) * args.key_stride);
   const float* row = first_row;
   for (size_t i = 0; i < kDepth; ++i, row = Offset(row, args.key_stride)) {
     if (i >= count) {
