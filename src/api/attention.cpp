@@ -4,12 +4,15 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <vector>
 
 #include "api/checks.hpp"
 #include "api/entry.hpp"
 #include "api/mask_inputs.hpp"
 #include "api/runtime_state.hpp"
+#include "dispatch/kernel_table.hpp"
 #include "plan/attention_plan.hpp"
+#include "platform/rounding.hpp"
 
 namespace polyhead {
 
@@ -31,6 +34,21 @@ using api::check_output;
 using api::check_precision;
 using api::check_tensor;
 using api::fail;
+
+bool is_served(DType dtype) {
+  const std::vector<DType>& served = dispatch::attention_dtypes();
+  return std::find(served.begin(), served.end(), dtype) != served.end();
+}
+
+// "f32, bf16 or f16"
+std::string served_dtypes() {
+  const std::vector<DType>& served = dispatch::attention_dtypes();
+  std::string text;
+  for (std::size_t i = 0; i < served.size(); ++i) {
+    text += std::string(i == 0 ? "" : i + 1 < served.size() ? ", " : " or ") + name(served[i]);
+  }
+  return text;
+}
 
 void check_size(const char* name, std::int64_t value, std::int64_t least) {
   if (value < least) fail(name, std::to_string(value), std::to_string(least) + " or more");
@@ -63,14 +81,15 @@ AttentionSpec resolve(AttentionSpec spec) {
   }
   check_mask("AttentionSpec.mask", spec.mask);
   check_precision("AttentionSpec.precision", spec.precision);
-  if (spec.dtype != DType::f32) {
-    throw Error(ErrorCode::unsupported, std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves f32");
+  if (!is_served(spec.dtype)) {
+    throw Error(ErrorCode::unsupported,
+                std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves " + served_dtypes());
   }
   return spec;
 }
 
 plan::AttentionShape shape_of(const AttentionSpec& spec) {
-  return {spec.batch, spec.heads, spec.kv_heads, spec.query_length, spec.key_length, spec.head_dim, spec.value_dim};
+  return {spec.batch, spec.heads, spec.kv_heads, spec.query_length, spec.key_length, spec.head_dim, spec.value_dim, spec.dtype};
 }
 
 double scale_of(const AttentionSpec& spec) {
@@ -94,8 +113,8 @@ const float* read_heads(const char* name, const TensorView& view, std::int64_t h
 }
 
 void byte_strides(const TensorView& view, std::ptrdiff_t strides[3]) {
-  for (int i = 0; i < 3; ++i)
-    strides[i] = view.shape[i] == 1 ? 0 : view.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
+  const std::int64_t item = size_in_bytes(view.dtype);
+  for (int i = 0; i < 3; ++i) strides[i] = view.shape[i] == 1 ? 0 : view.strides[i] * item;
 }
 
 bool last_is_contiguous(const TensorView& view) {
@@ -103,7 +122,7 @@ bool last_is_contiguous(const TensorView& view) {
 }
 
 std::size_t packed_bytes(const TensorView& view) {
-  return last_is_contiguous(view) ? 0 : static_cast<std::size_t>(view.element_count() + 16) * sizeof(float);
+  return last_is_contiguous(view) ? 0 : whole_lines(static_cast<std::size_t>(view.element_count() * size_in_bytes(view.dtype)));
 }
 
 // A [batch, heads, length, dim] copy job, cut over (batch, head) so that threads share it.
@@ -112,7 +131,9 @@ struct CopyJob {
   const TensorView* to;
 };
 
-void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const TensorView& to) {
+// Element is any type of the dtype's size: bits are moved, whatever they mean.
+template <class Element>
+void copy_elements(graph::Scheduler& scheduler, const TensorView& from, const TensorView& to) {
   CopyJob job{&from, &to};
   scheduler.parallel_for(
       static_cast<std::size_t>(from.shape[0] * from.shape[1]),
@@ -121,8 +142,8 @@ void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const Tens
         const TensorView &source = *copy.from, &target = *copy.to;
         const std::int64_t batch = static_cast<std::int64_t>(index) / source.shape[1],
                            head = static_cast<std::int64_t>(index) % source.shape[1];
-        const float* read = static_cast<const float*>(source.data) + batch * source.strides[0] + head * source.strides[1];
-        float* write = static_cast<float*>(target.data) + batch * target.strides[0] + head * target.strides[1];
+        const Element* read = static_cast<const Element*>(source.data) + batch * source.strides[0] + head * source.strides[1];
+        Element* write = static_cast<Element*>(target.data) + batch * target.strides[0] + head * target.strides[1];
         for (std::int64_t t = 0; t < source.shape[2]; ++t) {
           for (std::int64_t d = 0; d < source.shape[3]; ++d) {
             write[t * target.strides[2] + d * target.strides[3]] = read[t * source.strides[2] + d * source.strides[3]];
@@ -132,10 +153,15 @@ void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const Tens
       &job);
 }
 
+void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const TensorView& to) {
+  if (size_in_bytes(from.dtype) == sizeof(std::uint16_t)) return copy_elements<std::uint16_t>(scheduler, from, to);
+  copy_elements<float>(scheduler, from, to);
+}
+
 // A contiguous stand-in at *memory for a view whose last dimension is not contiguous; advances *memory.
-TensorView stand_in(const TensorView& view, float** memory) {
-  TensorView packed(*memory, DType::f32, view.rank, view.shape.data());
-  *memory += (view.element_count() + 15) / 16 * 16;
+TensorView stand_in(const TensorView& view, char** memory) {
+  TensorView packed(*memory, view.dtype, view.rank, view.shape.data());
+  *memory += packed_bytes(view);
   return packed;
 }
 
@@ -186,7 +212,7 @@ class AttentionPlanState {
     TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
     const bool out_is_packed = !last_is_contiguous(out);
     if (const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out)) {
-      auto* memory = static_cast<float*>(lease.side_memory(bytes + 4 * 64));
+      auto* memory = static_cast<char*>(lease.side_memory(bytes));
       for (TensorView* view : {&query, &key, &value}) {
         if (last_is_contiguous(*view)) continue;
         const TensorView packed = stand_in(*view, &memory);
@@ -195,10 +221,10 @@ class AttentionPlanState {
       }
       if (out_is_packed) out = stand_in(out, &memory);
     }
-    operands.query = static_cast<const float*>(query.data);
-    operands.key = static_cast<const float*>(key.data);
-    operands.value = static_cast<const float*>(value.data);
-    operands.out = static_cast<float*>(out.data);
+    operands.query = query.data;
+    operands.key = key.data;
+    operands.value = value.data;
+    operands.out = out.data;
     byte_strides(query, operands.query_strides);
     byte_strides(key, operands.key_strides);
     byte_strides(value, operands.value_strides);
@@ -217,14 +243,14 @@ class AttentionPlanState {
  private:
   // Shapes against the spec's maxima and each other; returns this run's shape.
   plan::AttentionShape check_shapes(const AttentionInputs& inputs) const {
-    check_tensor("query", inputs.query, DType::f32, {-1, spec_.heads, -1, spec_.head_dim});
+    check_tensor("query", inputs.query, spec_.dtype, {-1, spec_.heads, -1, spec_.head_dim});
     plan::AttentionShape shape = shape_of(spec_);
     shape.batch = inputs.query.shape[0];
     shape.query_length = inputs.query.shape[2];
-    check_tensor("key", inputs.key, DType::f32, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
+    check_tensor("key", inputs.key, spec_.dtype, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
     shape.key_length = inputs.key.shape[2];
-    check_tensor("value", inputs.value, DType::f32, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
-    check_tensor("out", inputs.out, DType::f32, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
+    check_tensor("value", inputs.value, spec_.dtype, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
+    check_tensor("out", inputs.out, spec_.dtype, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
     if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {shape.batch, spec_.heads, shape.query_length});
     if (shape.batch > spec_.batch)
       fail("query's batch", std::to_string(shape.batch), "at most the plan's " + std::to_string(spec_.batch));
@@ -303,10 +329,14 @@ constexpr std::uint64_t attention_call = 1;  // the kind of call, first word of 
 }  // namespace
 
 void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options) {
-  if (inputs.query.rank != 4) fail("query", inputs.query.describe(), "f32 [batch, heads, query_length, head_dim]");
-  if (inputs.key.rank != 4) fail("key", inputs.key.describe(), "f32 [batch, kv_heads, key_length, head_dim]");
-  if (inputs.value.rank != 4) fail("value", inputs.value.describe(), "f32 [batch, kv_heads, key_length, value_dim]");
+  if (inputs.query.rank != 4 || !is_served(inputs.query.dtype)) {
+    fail("query", inputs.query.describe(), served_dtypes() + " [batch, heads, query_length, head_dim]");
+  }
+  const std::string dtype = name(inputs.query.dtype);  // short enough to need no memory
+  if (inputs.key.rank != 4) fail("key", inputs.key.describe(), dtype + " [batch, kv_heads, key_length, head_dim]");
+  if (inputs.value.rank != 4) fail("value", inputs.value.describe(), dtype + " [batch, kv_heads, key_length, value_dim]");
   AttentionSpec spec;
+  spec.dtype = inputs.query.dtype;
   spec.batch = bucket(inputs.query.shape[0]);
   spec.heads = inputs.query.shape[1];
   spec.kv_heads = inputs.key.shape[1];
@@ -341,7 +371,7 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
                           spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
   }
-  key.add(flags << 8 | static_cast<std::uint64_t>(spec.precision));
+  key.add(flags << 16 | static_cast<std::uint64_t>(spec.dtype) << 8 | static_cast<std::uint64_t>(spec.precision));
   api::entry([&] {
     const auto plan = runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
         key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });

@@ -114,11 +114,12 @@ double gigaflops(Isa isa) {
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels) {
   AttentionChoice choice;
-  choice.merge = kernels.merge_f32;
+  const dispatch::AttentionKernels attention = dispatch::attention_kernels(kernels, shape.dtype);
+  choice.merge = attention.merge;
   choice.gigaflops = gigaflops(kernels.isa);
   const auto choose_transposed = [&] {
-    choice.kernel = precision == Precision::fast ? kernels.fast_attention_f32 : kernels.attention_f32;
-    if (choice.kernel != kernels.attention_f32) choice.precision = Precision::fast;
+    choice.kernel = precision == Precision::fast ? attention.fast : attention.transposed;
+    if (choice.kernel != attention.transposed) choice.precision = Precision::fast;
   };
   if (length_invariant) {
     choose_transposed();
@@ -126,7 +127,7 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
     return choice;
   }
   if (shape.rows() <= decode_rows(kernels.isa, shape)) {
-    choice.kernel = kernels.decode_f32;
+    choice.kernel = attention.decode;
     choice.reason = "row-major scores: few query rows a kv head";
   } else {
     choose_transposed();
@@ -217,7 +218,8 @@ double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, 
   const double padded = static_cast<double>(round_up(row_end - row_begin, choice.kernel->row_block));
   const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
   const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
-  const double reading = static_cast<double>(keys.end - keys.begin) * width * sizeof(float) / 12.0;  // 12 GB/s
+  const double reading =
+      static_cast<double>(keys.end - keys.begin) * width * static_cast<double>(size_in_bytes(o.shape.dtype)) / 12.0;  // 12 GB/s
   return 200.0 + rows * width * 0.1 + std::max(arithmetic, reading);
 }
 

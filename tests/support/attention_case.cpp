@@ -51,6 +51,7 @@ AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_
   spec.head_dim = head_dim;
   spec.value_dim = value_dim;
   spec.mask = mask;
+  spec.dtype = case_dtype();
   return spec;
 }
 
@@ -100,6 +101,7 @@ std::string AttentionCase::describe() const {
     text << ' ' << name;
     for_each_offset(*tensor, [&, values = tensor](std::int64_t offset) { text << ' ' << load(*values, offset); });
   }
+  if (spec.dtype != DType::f32) text << ' ' << name(spec.dtype);
   if (spec.precision != Precision::strict) text << ' ' << name(spec.precision);
   if (spec.mask.has_key_lengths) {
     text << " key_lengths";
@@ -119,10 +121,10 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
   if (test.spec.value_dim == 0) test.spec.value_dim = spec.head_dim;
   const std::int64_t B = spec.batch, H = spec.heads, G = test.spec.kv_heads, T = spec.query_length, S = spec.key_length;
   const std::int64_t D = spec.head_dim, E = test.spec.value_dim;
-  test.query = Tensor(DType::f32, {B, H, T, D});
-  test.key = Tensor(DType::f32, {B, G, S, D});
-  test.value = Tensor(DType::f32, {B, G, S, E});
-  test.out = Tensor(DType::f32, {B, H, T, E});
+  test.query = Tensor(spec.dtype, {B, H, T, D});
+  test.key = Tensor(spec.dtype, {B, G, S, D});
+  test.value = Tensor(spec.dtype, {B, G, S, E});
+  test.out = Tensor(spec.dtype, {B, H, T, E});
   test.lse = Tensor(DType::f32, {B, H, T});
   fill_normal(test.query, random);
   fill_normal(test.key, random);
