@@ -21,6 +21,10 @@ std::optional<BorrowedArray> borrow_key_lengths(nb::handle key_lengths);
 // precision: "strict" or "fast". Errors: invalid_argument for another text, TypeError for what is none.
 Precision to_precision(nb::handle precision);
 
+// TypeError unless the array is f32, f16 or bf16.
+void expect_attention_type(const BorrowedArray& array, const char* argument);
+// TypeError unless the array's elements are of the type of query's.
+void expect_type_of_query(const BorrowedArray& array, const BorrowedArray& query, const char* argument);
 // TypeError unless the array is f32.
 void expect_f32(const BorrowedArray& array, const char* argument);
 
