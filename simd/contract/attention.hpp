@@ -97,7 +97,7 @@ struct MergeArgs {
   std::ptrdiff_t sink_stride = 0;
 };
 
-using AttentionF32Args = AttentionArgs;
+using AttentionF32Args = AttentionArgs;  // as kernels call them, which compute in f32 whatever the elements are
 using MergeF32Args = MergeArgs;
 
 struct AttentionKernel {
