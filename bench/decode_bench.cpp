@@ -1,6 +1,8 @@
 // Decoding as a loop does it: each call appends a token's keys and values to the cache and attends to all of it with one plan,
 // whose key length is the cache's capacity. Beside it, attention/decode-* is the same shape at one fixed length.
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "suite.hpp"
 #include "support/attention_case.hpp"
@@ -16,11 +18,9 @@ class DecodeCase final : public BenchCase {
   DecodeCase(const AttentionWorkload& workload, const Runtime& runtime)
       : workload_(as_loop(workload)),
         attention_(std::make_unique<AttentionCase>(workload_, runtime)),
-        key_(static_cast<std::size_t>(workload.head_dim)),
-        value_(static_cast<std::size_t>(workload.value_dim)),
+        key_(random_row(workload.dtype, workload.head_dim, 4)),
+        value_(random_row(workload.dtype, workload.value_dim, 5)),
         steps_(std::min(most_steps, workload.key_length)) {
-    key_.fill_random(4);
-    value_.fill_random(5);
     attention_->set_key_length(workload_.key_length - steps_ / 2);  // the average
     flops_ = attention_->flops();
     bytes_ = attention_->bytes();
@@ -42,8 +42,7 @@ class DecodeCase final : public BenchCase {
       step_ = step;
       attention_->poison();
       run();
-      disturb(*static_cast<float*>(attention_->inputs().out.data));
-      const Check one = attention_->compare();
+      const Check one = attention_->compare_disturbed([this](float& element) { disturb(element); });
       result.error = std::max(result.error, one.error);
       result.share_of_bound = std::max(result.share_of_bound, one.share_of_bound);
     }
@@ -61,17 +60,23 @@ class DecodeCase final : public BenchCase {
     return workload;
   }
 
-  void append(const TensorView& cache, const AlignedArray& row, std::int64_t position) const {
-    auto* const memory = static_cast<float*>(cache.data);
-    const auto width = static_cast<std::int64_t>(row.size());
+  static Operand random_row(DType dtype, std::int64_t width, std::uint64_t seed) {
+    AlignedArray numbers(static_cast<std::size_t>(width));
+    numbers.fill_random(seed);
+    return Operand(dtype, std::move(numbers));
+  }
+
+  void append(const TensorView& cache, const Operand& row, std::int64_t position) const {
+    auto* const memory = static_cast<char*>(cache.data);
+    const auto width = static_cast<std::int64_t>(row.bytes());
     for (std::int64_t head = 0; head < workload_.batch * workload_.kv_heads; ++head) {
-      std::copy_n(row.data(), width, memory + (head * workload_.key_length + position) * width);
+      std::memcpy(memory + (head * workload_.key_length + position) * width, row.data(), row.bytes());
     }
   }
 
   AttentionWorkload workload_;
   std::unique_ptr<AttentionCase> attention_;
-  AlignedArray key_, value_;
+  Operand key_, value_;
   std::int64_t steps_;
   mutable std::int64_t step_ = 0;
   double flops_ = 0, bytes_ = 0;
@@ -80,15 +85,18 @@ class DecodeCase final : public BenchCase {
 }  // namespace
 
 void register_decode(const SuiteOptions& options) {
-  for (const AttentionWorkload& workload : attention_workloads()) {
-    if (workload.query_length != 1) continue;
-    for (const Isa isa : options.isas) {
-      if (too_slow(isa, workload.flops())) continue;
-      for (const int threads : options.threads) {
-        register_case(options,
-                      {"decode/" + workload.name.substr(workload.name.find('-') + 1), isa, threads, [&workload, isa, threads] {
-                         return std::make_unique<DecodeCase>(workload, make_runtime(isa, threads));
-                       }});
+  for (const AttentionWorkload& named : attention_workloads()) {
+    if (named.query_length != 1) continue;
+    for (const DType dtype : options.dtypes) {
+      const AttentionWorkload workload = named.of_dtype(dtype);
+      for (const Isa isa : options.isas) {
+        if (too_slow(isa, workload.flops())) continue;
+        for (const int threads : options.threads) {
+          register_case(options,
+                        {"decode/" + workload.name.substr(workload.name.find('-') + 1), isa, threads, [workload, isa, threads] {
+                           return std::make_unique<DecodeCase>(workload, make_runtime(isa, threads));
+                         }});
+        }
       }
     }
   }

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "dispatch/kernel_table.hpp"
 #include "suite.hpp"
 #include "support/context.hpp"
 #include "support/lists.hpp"
@@ -23,6 +24,7 @@ constexpr const char* usage =
     "polyhead-bench [OPTION...]\n"
     "          [--isa=NAME,NAME | all]     instruction sets (default: the best one here)\n"
     "          [--threads=N,N | all]       numbers of threads; all: 1, 2 ... as many as there are (default: 1 and as many)\n"
+    "          [--dtypes=NAME,NAME | all]  data types of attention's operands (default: f32)\n"
     "          [--caches=warm,cold]        operands in the caches, or in none of them (default: both)\n"
     "          [--roofline]                measure around each case what bounds it, and report the share reached\n"
     "          [--real-operands=FOLDER]    also run on a model's queries, keys and values (bench/real_operands.py)\n"
@@ -69,6 +71,21 @@ std::vector<int> parse_threads(const std::string& list) {
   return threads;
 }
 
+std::vector<DType> parse_dtypes(const std::string& list) {
+  const std::vector<DType>& built = dispatch::attention_dtypes();
+  if (list == "all") return built;
+  std::vector<DType> dtypes;
+  for (const std::string& wanted : bench::split_list(list)) {
+    const auto found = std::find_if(built.begin(), built.end(), [&](DType dtype) { return wanted == name(dtype); });
+    if (found == built.end()) {
+      throw std::invalid_argument("--dtypes: this build has no attention kernels for '" + wanted + "' (polyhead info)");
+    }
+    bench::add_once(dtypes, *found);
+  }
+  if (dtypes.empty()) throw std::invalid_argument("--dtypes: names nothing");
+  return dtypes;
+}
+
 void parse_caches(const std::string& list, bench::SuiteOptions& options) {
   options.warm = options.cold = false;
   for (const std::string& part : bench::split_list(list)) {
@@ -107,6 +124,8 @@ bench::SuiteOptions read_options(int* argc, char** argv) {
       options.isas = parse_isas(value);
     } else if (flag == "--threads") {
       options.threads = parse_threads(value);
+    } else if (flag == "--dtypes") {
+      options.dtypes = parse_dtypes(value);
     } else if (flag == "--caches") {
       parse_caches(value, options);
     } else if (argument == "--roofline") {

@@ -10,16 +10,18 @@
 #include <vector>
 
 #include "polyhead/runtime.hpp"
+#include "polyhead/tensor.hpp"
 #include "support/bench_case.hpp"
 #include "support/roofline.hpp"
 
 namespace polyhead::bench {
 
 struct SuiteOptions {
-  std::vector<Isa> isas;             // default: the one that a Runtime takes
-  std::vector<int> threads;          // default: 1, and all that the process may use
-  bool warm = true, cold = true;     // operands in the caches from the call before, or in none
-  bool roofline = false;             // measure each case's bound right before and after it
+  std::vector<Isa> isas;                     // default: the one that a Runtime takes
+  std::vector<int> threads;                  // default: 1, and all that the process may use
+  std::vector<DType> dtypes = {DType::f32};  // of attention's operands
+  bool warm = true, cold = true;             // operands in the caches from the call before, or in none
+  bool roofline = false;                     // measure each case's bound right before and after it
   double slow_down = 0;              // busy wait after each timed call, as a share of its time: for tests of comparisons
   std::string wrong_result;          // cases with this in their name find a wrong result: for tests of what happens then
   std::vector<std::string> plugins;  // shared libraries with other people's attention

@@ -1,5 +1,5 @@
-// attention_f32, fast_attention_f32 and decode_f32 of every instruction set, alone: one thread, one kv head a call, rows
-// against keys. Each result is compared with float64 before it is timed.
+// Attention and decode kernels of every instruction set and data type, alone: one thread, one kv head a call, rows against
+// keys. Each result is compared with float64 before it is timed.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include "polyhead/runtime.hpp"
 #include "support/aligned_array.hpp"
 #include "support/check.hpp"
+#include "support/operand.hpp"
 
 namespace polyhead::bench {
 namespace {
@@ -52,20 +53,18 @@ class Problem {
  public:
   Problem(const simd::AttentionKernel& kernel, const Shape& shape)
       : shape_(shape),
-        query_(count(shape.rows, shape.head_dim)),
-        key_(count(shape.keys, shape.head_dim)),
-        value_(count(shape.keys, shape.head_dim)),
-        out_(count(shape.rows, shape.head_dim)),
+        dtype_(dtype_of(kernel.element)),
+        query_(dtype_, random(count(shape.rows, shape.head_dim), 1)),
+        key_(dtype_, random(count(shape.keys, shape.head_dim), 2)),
+        value_(dtype_, random(count(shape.keys, shape.head_dim), 3)),
+        out_(dtype_, count(shape.rows, shape.head_dim)),
         scratch_(kernel.scratch_bytes(shape.head_dim, shape.head_dim, shape.keys) + 64) {
-    query_.fill_random(1);
-    key_.fill_random(2);
-    value_.fill_random(3);
     out_.fill(std::numeric_limits<float>::quiet_NaN());
     args.query = query_.data();
     args.key = key_.data();
     args.value = value_.data();
     args.out = out_.data();
-    args.query_stride = args.key_stride = args.value_stride = args.out_stride = shape.head_dim * 4;
+    args.query_stride = args.key_stride = args.value_stride = args.out_stride = shape.head_dim * size_in_bytes(dtype_);
     args.row_end = shape.rows;
     args.key_end = shape.keys;
     args.head_dim = args.value_dim = shape.head_dim;
@@ -95,7 +94,7 @@ class Problem {
       pairs = static_cast<double>(shape_.rows * (shape_.rows + 1)) / 2;  // as many keys as rows
     return 4.0 * pairs * static_cast<double>(shape_.head_dim);
   }
-  double bytes() const { return 4.0 * static_cast<double>(query_.size() + key_.size() + value_.size() + out_.size()); }
+  double bytes() const { return static_cast<double>(query_.bytes() + key_.bytes() + value_.bytes() + out_.bytes()); }
 
   // The first, a middle and the last row of what the kernel has left in the output.
   Check compare(Precision precision) const {
@@ -124,8 +123,9 @@ class Problem {
         }
       }
       for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
-        result.take(at(out_, row, d), sum[static_cast<std::size_t>(d)] / denominator,
-                    largest_value * (2e-6 + missing + (0x1p-22 + missing) * largest_product));
+        const double right = sum[static_cast<std::size_t>(d)] / denominator;
+        result.take(at(out_, row, d), right,
+                    largest_value * (2e-6 + missing + (0x1p-22 + missing) * largest_product) + rounding_error(dtype_, right));
       }
     }
     return result;
@@ -135,12 +135,22 @@ class Problem {
 
  private:
   static std::size_t count(std::int64_t rows, std::int64_t columns) { return static_cast<std::size_t>(rows * columns); }
-  float at(const AlignedArray& matrix, std::int64_t row, std::int64_t column) const {
-    return matrix[static_cast<std::size_t>(row * shape_.head_dim + column)];
+  static DType dtype_of(simd::Element element) {
+    return element == simd::Element::f32 ? DType::f32 : element == simd::Element::bf16 ? DType::bf16 : DType::f16;
+  }
+  static AlignedArray random(std::size_t size, std::uint64_t seed) {
+    AlignedArray numbers(size);
+    numbers.fill_random(seed);
+    return numbers;
+  }
+  float at(const Operand& matrix, std::int64_t row, std::int64_t column) const {
+    return matrix.get(static_cast<std::size_t>(row * shape_.head_dim + column));
   }
 
   Shape shape_;
-  AlignedArray query_, key_, value_, out_, bias_;
+  DType dtype_;
+  Operand query_, key_, value_, out_;
+  AlignedArray bias_;
   std::vector<std::uint8_t> mask_;
   platform::AlignedBuffer scratch_;
 };
@@ -168,11 +178,14 @@ const bool registered = [] {
   for (const Isa isa : available_isas()) {
     if (isa == Isa::amx && !dispatch::request_tile_permission()) continue;
     const dispatch::KernelTable& table = dispatch::kernel_table(isa);
-    for (const Shape& shape : prefill) add(*table.attention_f32, shape);
     if (table.fast_attention_f32 != table.attention_f32) {
       for (const Shape& shape : prefill) add(*table.fast_attention_f32, shape, Precision::fast);
     }
-    for (const Shape& shape : few_rows) add(*table.attention_f32, shape), add(*table.decode_f32, shape);
+    for (const DType dtype : dispatch::attention_dtypes()) {
+      const dispatch::AttentionKernels kernels = dispatch::attention_kernels(table, dtype);
+      for (const Shape& shape : prefill) add(*kernels.transposed, shape);
+      for (const Shape& shape : few_rows) add(*kernels.transposed, shape), add(*kernels.decode, shape);
+    }
   }
   return true;
 }();

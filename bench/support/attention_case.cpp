@@ -49,7 +49,8 @@ const AttentionWorkload& fitting(const AttentionWorkload& w) {
     return static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c);
   };
   const double queries = product(w.batch, w.heads, w.query_length), keys = product(w.batch, w.kv_heads, w.key_length);
-  const double bytes = sizeof(float) * (queries + keys) * (static_cast<double>(w.head_dim) + static_cast<double>(w.value_dim)) +
+  const double element = static_cast<double>(size_in_bytes(w.dtype));
+  const double bytes = element * (queries + keys) * (static_cast<double>(w.head_dim) + static_cast<double>(w.value_dim)) +
                        (w.padded ? sizeof(std::int64_t) * static_cast<double>(w.batch) : 0.0);
   const std::int64_t available = available_memory(platform::read_file);
   if (available > 0 && bytes > static_cast<double>(available)) {
@@ -62,7 +63,8 @@ const AttentionWorkload& fitting(const AttentionWorkload& w) {
   return w;
 }
 
-AlignedArray given_or_random(const char* name, AlignedArray given, const std::vector<std::int64_t>& sizes, std::uint64_t seed) {
+Operand given_or_random(const char* name, DType dtype, AlignedArray given, const std::vector<std::int64_t>& sizes,
+                        std::uint64_t seed) {
   if (given.size() == 0) {
     given = AlignedArray(count_of(sizes));
     given.fill_random(seed);
@@ -71,7 +73,7 @@ AlignedArray given_or_random(const char* name, AlignedArray given, const std::ve
     throw Error(ErrorCode::invalid_argument, std::string(name) + ": has " + std::to_string(given.size()) +
                                                  " elements; expected " + std::to_string(count_of(sizes)));
   }
-  return given;
+  return Operand(dtype, std::move(given));
 }
 
 }  // namespace
@@ -83,10 +85,10 @@ AttentionCase::AttentionCase(const AttentionWorkload& workload, const Runtime& r
     : workload_(fitting(workload)),
       key_lengths_(operands.key_lengths.empty() ? workload.key_lengths() : std::move(operands.key_lengths)) {
   const auto& w = workload_;
-  query_ = given_or_random("query", std::move(operands.query), {w.batch, w.heads, w.query_length, w.head_dim}, 1);
-  key_ = given_or_random("key", std::move(operands.key), {w.batch, w.kv_heads, w.key_length, w.head_dim}, 2);
-  value_ = given_or_random("value", std::move(operands.value), {w.batch, w.kv_heads, w.key_length, w.value_dim}, 3);
-  out_ = AlignedArray(count_of({w.batch, w.heads, w.query_length, w.value_dim}));
+  query_ = given_or_random("query", w.dtype, std::move(operands.query), {w.batch, w.heads, w.query_length, w.head_dim}, 1);
+  key_ = given_or_random("key", w.dtype, std::move(operands.key), {w.batch, w.kv_heads, w.key_length, w.head_dim}, 2);
+  value_ = given_or_random("value", w.dtype, std::move(operands.value), {w.batch, w.kv_heads, w.key_length, w.value_dim}, 3);
+  out_ = Operand(w.dtype, count_of({w.batch, w.heads, w.query_length, w.value_dim}));
   if (w.padded && key_lengths_.size() != static_cast<std::size_t>(w.batch)) {
     throw Error(ErrorCode::invalid_argument, "key lengths: there are " + std::to_string(key_lengths_.size()) +
                                                  "; expected one for each of " + std::to_string(w.batch) + " batch items");
@@ -100,13 +102,14 @@ AttentionCase::AttentionCase(const AttentionWorkload& workload, const Runtime& r
   spec.key_length = w.key_length;
   spec.head_dim = w.head_dim;
   spec.value_dim = w.value_dim;
+  spec.dtype = w.dtype;
   spec.mask = w.mask();
   plan_ = std::make_unique<AttentionPlan>(spec, runtime);
 
-  inputs_.query = TensorView::of(query_.data(), {w.batch, w.heads, w.query_length, w.head_dim});
-  inputs_.key = TensorView::of(key_.data(), {w.batch, w.kv_heads, w.key_length, w.head_dim});
-  inputs_.value = TensorView::of(value_.data(), {w.batch, w.kv_heads, w.key_length, w.value_dim});
-  inputs_.out = TensorView::of(out_.data(), {w.batch, w.heads, w.query_length, w.value_dim});
+  inputs_.query = TensorView(query_.data(), w.dtype, {w.batch, w.heads, w.query_length, w.head_dim});
+  inputs_.key = TensorView(key_.data(), w.dtype, {w.batch, w.kv_heads, w.key_length, w.head_dim});
+  inputs_.value = TensorView(value_.data(), w.dtype, {w.batch, w.kv_heads, w.key_length, w.value_dim});
+  inputs_.out = TensorView(out_.data(), w.dtype, {w.batch, w.heads, w.query_length, w.value_dim});
   if (w.padded) inputs_.key_lengths = TensorView(key_lengths_.data(), DType::i64, {w.batch});
 }
 
@@ -117,31 +120,44 @@ void AttentionCase::poison() {
 Check AttentionCase::check() {
   poison();
   run();
-  disturb(out_[0]);
+  return compare_disturbed([this](float& element) { disturb(element); });
+}
+
+Check AttentionCase::compare_disturbed(const std::function<void(float&)>& change) {
+  float first = out_.get(0);
+  change(first);
+  out_.set(0, first);
   return compare();
 }
 
+Check AttentionCase::compare() const {
+  std::vector<float> room;
+  return compare(out_.numbers(0, out_.size(), room));
+}
+
 void AttentionCase::evict() const {
-  for (const AlignedArray* array : {&query_, &key_, &value_, &out_}) {
-    bench::evict(array->data(), array->size() * sizeof(float));
-  }
+  for (const Operand* operand : {&query_, &key_, &value_, &out_}) bench::evict(operand->data(), operand->bytes());
 }
 
 Check AttentionCase::compare(const float* out) const {
   const auto& w = workload_;
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.head_dim));
   const std::int64_t group = w.heads / w.kv_heads;
+  std::vector<float> query_room, key_room, value_room;
   std::vector<double> scores(static_cast<std::size_t>(w.key_length)), row(static_cast<std::size_t>(w.value_dim));
   Check result;
   for (const std::int64_t item : samples(w.batch, 2)) {
     const std::int64_t key_length = w.padded ? key_lengths_[static_cast<std::size_t>(item)] : w.key_length;
     for (const std::int64_t head : samples(w.heads, 3)) {
       const std::int64_t kv_row = (item * w.kv_heads + head / group) * w.key_length;
-      const float* const keys = key_.data() + kv_row * w.head_dim;
-      const float* const values = value_.data() + kv_row * w.value_dim;
+      const float* const keys = key_.numbers(static_cast<std::size_t>(kv_row * w.head_dim),
+                                             static_cast<std::size_t>(w.key_length * w.head_dim), key_room);
+      const float* const values = value_.numbers(static_cast<std::size_t>(kv_row * w.value_dim),
+                                                 static_cast<std::size_t>(w.key_length * w.value_dim), value_room);
       for (const std::int64_t t : samples(w.query_length, 8)) {
         const std::int64_t query_row = (item * w.heads + head) * w.query_length + t;
-        const float* const query = query_.data() + query_row * w.head_dim;
+        const float* const query =
+            query_.numbers(static_cast<std::size_t>(query_row * w.head_dim), static_cast<std::size_t>(w.head_dim), query_room);
         const auto [first, last] = visible_keys(w, key_length, t);
         double largest_score = -std::numeric_limits<double>::infinity(), largest_product = 0, largest_value = 0;
         for (std::int64_t s = first; s <= last; ++s) {
@@ -169,7 +185,7 @@ Check AttentionCase::compare(const float* out) const {
         const double bound = largest_value * (2e-6 + std::ldexp(largest_product, -22));
         for (std::int64_t e = 0; e < w.value_dim; ++e) {
           const double expected = denominator > 0 ? row[static_cast<std::size_t>(e)] / denominator : 0.0;
-          result.take(out[query_row * w.value_dim + e], expected, bound);
+          result.take(out[query_row * w.value_dim + e], expected, bound + rounding_error(w.dtype, expected));
         }
       }
     }
@@ -196,7 +212,7 @@ double AttentionCase::bytes() const {
     for (const std::int64_t length : key_lengths_) keys += static_cast<double>(length);
   }
   const auto row = static_cast<double>(workload_.kv_heads * (workload_.head_dim + workload_.value_dim));
-  return static_cast<double>(sizeof(float)) * (static_cast<double>(query_.size() + out_.size()) + keys * row);
+  return static_cast<double>(size_in_bytes(workload_.dtype)) * (static_cast<double>(query_.size() + out_.size()) + keys * row);
 }
 
 }  // namespace polyhead::bench

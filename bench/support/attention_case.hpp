@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,13 +12,14 @@
 #include "polyhead/runtime.hpp"
 #include "support/aligned_array.hpp"
 #include "support/bench_case.hpp"
+#include "support/operand.hpp"
 #include "support/workload.hpp"
 
 namespace polyhead::bench {
 
 class AttentionCase final : public BenchCase {
  public:
-  // Operands are [batch, heads, length, dim], random, the same for the same workload.
+  // Operands are [batch, heads, length, dim] of the workload's data type, random, the same numbers for the same workload.
   AttentionCase(const AttentionWorkload& workload, const Runtime& runtime);
 
   // Operands that come from elsewhere. An empty array is filled with random values as above; key_lengths, when not empty, hold
@@ -36,7 +38,9 @@ class AttentionCase final : public BenchCase {
   // The two halves of check(), for kernels that are run by other means on inputs(): NaN into the output, and the comparison
   // with float64 on the operands as they are now, of this case's own output or another implementation's (contiguous).
   void poison();
-  Check compare() const { return compare(out_.data()); }
+  Check compare() const;
+  // With one element of the output changed before.
+  Check compare_disturbed(const std::function<void(float&)>& change);
   Check compare(const float* out) const;
 
   // All key lengths of a padded workload, from now on; at most the workload's key length.
@@ -53,7 +57,7 @@ class AttentionCase final : public BenchCase {
 
  private:
   AttentionWorkload workload_;
-  AlignedArray query_, key_, value_, out_;
+  Operand query_, key_, value_, out_;
   std::vector<std::int64_t> key_lengths_;
   std::unique_ptr<AttentionPlan> plan_;
   AttentionInputs inputs_;

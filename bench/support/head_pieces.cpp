@@ -47,10 +47,10 @@ HeadPieces::HeadPieces(Isa isa, int threads) {
                      workload.key_length, workload.head_dim, workload.value_dim};
   operands_.mask = workload.mask();
   operands_.scale = 1.0 / std::sqrt(static_cast<double>(workload.head_dim));
-  operands_.query = static_cast<const float*>(inputs.query.data);
-  operands_.key = static_cast<const float*>(inputs.key.data);
-  operands_.value = static_cast<const float*>(inputs.value.data);
-  operands_.out = static_cast<float*>(inputs.out.data);
+  operands_.query = inputs.query.data;
+  operands_.key = inputs.key.data;
+  operands_.value = inputs.value.data;
+  operands_.out = inputs.out.data;
   byte_strides(inputs.query, operands_.query_strides);
   byte_strides(inputs.key, operands_.key_strides);
   byte_strides(inputs.value, operands_.value_strides);

@@ -26,6 +26,13 @@ const nlohmann::json& document() {
 
 }  // namespace
 
+AttentionWorkload AttentionWorkload::of_dtype(DType other) const {
+  AttentionWorkload workload = *this;
+  workload.dtype = other;
+  if (other != DType::f32) workload.name += std::string("-") + polyhead::name(other);
+  return workload;
+}
+
 Mask AttentionWorkload::mask() const {
   Mask result = Mask::none();
   if (causal != Causal::none) result = result & Mask::causal(causal);
@@ -59,6 +66,7 @@ std::string AttentionWorkload::describe() const {
   if (window_left != Mask::unbounded || window_right != Mask::unbounded)
     text << " window " << window_left << "," << window_right;
   if (padded) text << " padded";
+  if (dtype != DType::f32) text << ' ' << polyhead::name(dtype);
   return text.str();
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "polyhead/mask.hpp"
+#include "polyhead/tensor.hpp"
 
 namespace polyhead::bench {
 
@@ -15,6 +16,10 @@ struct AttentionWorkload {
   Causal causal = Causal::none;
   std::int64_t window_left = Mask::unbounded, window_right = Mask::unbounded;
   bool padded = false;  // key lengths differ over the batch
+  DType dtype = DType::f32;
+
+  // The same on operands of another data type, which its name then ends in unless it is f32: "bert-128-bf16".
+  AttentionWorkload of_dtype(DType dtype) const;
 
   Mask mask() const;
   std::vector<std::int64_t> key_lengths() const;  // [batch]: key_length - (7 i mod key_length / 2), or empty when not padded

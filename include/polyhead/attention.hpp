@@ -32,9 +32,9 @@ struct AttentionSpec {
   std::int64_t kv_heads = 0;  // 0: as many as heads; must divide heads
   std::int64_t query_length = 0;
   std::int64_t key_length = 0;
-  std::int64_t head_dim = 0;   // of query and key
-  std::int64_t value_dim = 0;  // 0: head_dim
-  DType dtype = DType::f32;
+  std::int64_t head_dim = 0;    // of query and key
+  std::int64_t value_dim = 0;   // 0: head_dim
+  DType dtype = DType::f32;     // of query, key, value and out: f32, bf16 or f16; computed in f32 whichever it is
   std::optional<double> scale;  // unset: 1 / sqrt(head_dim); any finite number
   Mask mask{};
   // A row's bits never depend on batch, heads or threads. With this set they do not depend on query_length either (a
@@ -57,10 +57,12 @@ struct AttentionSpec {
 // is behind the last sequence is no key, and empty rows in out and lse); elsewhere B is the number of sequences, and T and S
 // are the lengths of the longest, or more.
 struct AttentionInputs {
-  TensorView query{};          // [B, heads, T, head_dim]
-  TensorView key{};            // [B, kv_heads, S, head_dim]
-  TensorView value{};          // [B, kv_heads, S, value_dim]
-  TensorView out{};            // [B, heads, T, value_dim]
+  // Of the spec's dtype, all four.
+  TensorView query{};  // [B, heads, T, head_dim]
+  TensorView key{};    // [B, kv_heads, S, head_dim]
+  TensorView value{};  // [B, kv_heads, S, value_dim]
+  TensorView out{};    // [B, heads, T, value_dim]; rounded to nearest even, infinite where too large for the dtype
+
   TensorView lse{};            // optional f32 [B, heads, T]: natural log of the softmax denominator; never changes out
   TensorView key_lengths{};    // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has key lengths
   TensorView offsets{};        // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
@@ -87,8 +89,10 @@ class KvCache;
 // sequence, in a ring too. A ring's own window joins the mask's.
 struct CachedAttentionInputs {
   const KvCache* cache = nullptr;
-  TensorView query{};      // [B, heads, T, head_dim]
-  TensorView out{};        // [B, heads, T, value_dim]
+  // Of the cache's dtype, as the spec's must be.
+  TensorView query{};  // [B, heads, T, head_dim]
+  TensorView out{};    // [B, heads, T, value_dim]
+
   TensorView lse{};        // optional f32 [B, heads, T]
   TensorView sequences{};  // i32 or i64 [B], any of the cache's, also several times; not given: 0 .. B - 1
   TensorView offsets{};    // these and the following as in AttentionInputs
@@ -131,7 +135,7 @@ class POLYHEAD_EXPORT AttentionPlan {
   std::shared_ptr<const detail::AttentionPlanState> state_;
 };
 
-// One call: makes a plan for the inputs' shapes, or takes it from the runtime's cache, and runs it.
+// One call: makes a plan for the inputs' shapes and query's dtype, or takes it from the runtime's cache, and runs it.
 struct AttentionOptions {
   std::optional<double> scale;
   Mask mask{};

@@ -38,6 +38,8 @@ struct POLYHEAD_EXPORT TensorView {
 
   // Logical [batch, heads, length, dim] over memory laid out as [batch, length, heads, dim], which a projection writes.
   static TensorView blhd(const float* data, std::int64_t batch, std::int64_t length, std::int64_t heads, std::int64_t dim);
+  static TensorView blhd(const void* data, DType dtype, std::int64_t batch, std::int64_t length, std::int64_t heads,
+                         std::int64_t dim);
 
   bool empty() const noexcept { return data == nullptr && rank == 0; }  // no tensor given, as opposed to one with a size of 0
   std::int64_t element_count() const noexcept;

@@ -99,6 +99,7 @@ void expect_shape(const TensorView& out, const AttentionGeometry& geometry) {
   for (int i = 0; i < geometry.output_rank && equal; ++i) equal = out.shape[i] == expected[i];
   if (equal) return;
   TensorView wanted;
+  wanted.dtype = out.dtype;
   wanted.rank = geometry.output_rank;
   wanted.shape = expected;
   throw invalid("out: is " + describe_array(out) + ", expected " + describe_array(wanted));
@@ -119,9 +120,9 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
     throw invalid("attn_mask: is given together with is_causal=True, expected only one of them");
   }
   const BorrowedArray query(query_array, "query"), key(key_array, "key"), value(value_array, "value");
-  expect_f32(query, "query");
-  expect_f32(key, "key");
-  expect_f32(value, "value");
+  expect_attention_type(query, "query");
+  expect_same_type(key, "key", query, "query");
+  expect_same_type(value, "value", query, "query");
   const AttentionGeometry geometry(query.view(), key.view(), value.view(), enable_gqa);
   const std::optional<BorrowedArray> mask = borrow_mask(attn_mask);
   const std::optional<BorrowedArray> lengths = borrow_integers(key_lengths, "key_lengths"),
@@ -150,10 +151,10 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   nb::object result = nb::borrow(out_array);
   if (out_array.is_none()) {
     const TensorView::Dims shape = geometry.output_shape();
-    result = new_f32_array(query, geometry.output_rank, shape.data());
+    result = new_array_like(query_array, query, geometry.output_rank, shape.data());
   }
   const BorrowedArray out(result, "out", Access::write);
-  expect_f32(out, "out");
+  expect_same_type(out, "out", query, "query");
   expect_shape(out.view(), geometry);
 
   AttentionOptions options;
@@ -246,8 +247,9 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
 constexpr const char* documentation =
     R"(softmax(scale * query @ key^T + mask) @ value, as torch.nn.functional.scaled_dot_product_attention defines it.
 
-query: float32 [..., heads, L, D]; key: [..., heads, S, D]; value: [..., heads, S, E]. NumPy arrays or PyTorch tensors on the
-CPU, with any strides and any number (0 included) of leading dimensions, which broadcast. They are read in place.
+query: [..., heads, L, D]; key: [..., heads, S, D]; value: [..., heads, S, E]. NumPy arrays or PyTorch tensors on the CPU, all
+float32, all float16 or all bfloat16 (NumPy: ml_dtypes.bfloat16), with any strides and any number (0 included) of leading
+dimensions, which broadcast. They are read in place; scores, softmax and sums are float32 whatever they are.
 attn_mask: broadcastable to [..., heads, L, S]; bool (True = attend) or floating point (added to the scores).
 dropout_p: 0, nothing else. is_causal: query t sees keys s <= t; excludes attn_mask. scale: 1 / sqrt(D) unless given.
 enable_gqa: key and value may have fewer heads, a divisor of query's; otherwise as many, or 1.
@@ -260,7 +262,7 @@ keys): False hides a whole block.
 softcap: scaled scores become softcap * tanh(score / softcap), before anything is added to or hides them; 0: they stay.
 alibi_slopes: float32 [heads]; alibi_slopes[h] * |t - s| is taken off the score of query t and key s.
 sink: float32 [heads]; exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0. -inf: none.
-out: float32 [..., heads, L, E], written to and returned; must not overlap an input. Without it a new array is made, a
+out: [..., heads, L, E] of query's data type, written to and returned; must not overlap an input. Without it a new array is made, a
 PyTorch tensor when query is one, else a NumPy array.
 return_lse: returns (out, lse), lse float32 [..., heads, L] being the natural log of each softmax's denominator (polyhead.merge).
 

@@ -50,6 +50,19 @@ Precision to_precision(nb::handle precision) {
   throw invalid("precision: is " + std::string(nb::repr(precision).c_str()) + expected);
 }
 
+void expect_attention_type(const BorrowedArray& array, const char* argument) {
+  const DType dtype = array.view().dtype;
+  if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;
+  throw_type_error(std::string(argument) + ": data type is " + python_name(dtype) + ", expected float32, float16 or bfloat16");
+}
+
+void expect_same_type(const BorrowedArray& array, const char* argument, const BorrowedArray& other,
+                      const char* other_argument) {
+  if (array.view().dtype == other.view().dtype) return;
+  throw_type_error(std::string(argument) + ": data type is " + python_name(array.view().dtype) + ", expected " +
+                   python_name(other.view().dtype) + ", " + other_argument + "'s");
+}
+
 void expect_f32(const BorrowedArray& array, const char* argument) {
   if (array.view().dtype == DType::f32) return;
   throw_type_error(std::string(argument) + ": data type is " + python_name(array.view().dtype) +

@@ -21,6 +21,10 @@ std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* ar
 // precision: "strict" or "fast". Errors: invalid_argument for another text, TypeError for what is none.
 Precision to_precision(nb::handle precision);
 
+// TypeError unless the array is f32, f16 or bf16.
+void expect_attention_type(const BorrowedArray& array, const char* argument);
+// TypeError unless the array's elements are of the type of the other's.
+void expect_same_type(const BorrowedArray& array, const char* argument, const BorrowedArray& other, const char* other_argument);
 // TypeError unless the array is f32.
 void expect_f32(const BorrowedArray& array, const char* argument);
 

@@ -339,19 +339,27 @@ void BorrowedArray::borrow_torch_attributes(nb::handle object, const char* argum
     throw invalid(std::string(argument) + ": the tensor has no memory (is it fake or on meta?)");
 }
 
-void BorrowedArray::borrow_buffer(nb::handle object, const char* argument, Access access) {
+void BorrowedArray::borrow_buffer(nb::handle object, const char* argument, Access access, bool is_bfloat16) {
   Py_buffer& buffer = exported_.buffer;
   if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
     buffer.obj = nullptr;
     PyErr_Clear();
-    if (nb::hasattr(object, "dtype")) unknown_dtype(argument, dtype_text(object));
+    if (nb::hasattr(object, "dtype")) {
+      const std::string dtype = dtype_text(object);
+      if (dtype != "bfloat16" || is_bfloat16) unknown_dtype(argument, dtype);
+      // NumPy knows ml_dtypes' bfloat16 as a stranger whose memory it does not export; a view of it as integers it does.
+      owner_ = object.attr("view")("uint16");
+      return borrow_buffer(owner_, argument, access, true);
+    }
     throw_type_error(std::string(argument) + ": its memory cannot be described as a strided array");
   }
   if (access == Access::write && buffer.readonly != 0) {
     throw invalid(std::string(argument) + ": the array is read-only, expected one that may be written to");
   }
   bool foreign = false;
-  if (!dtype_from_format(buffer.format != nullptr ? buffer.format : "B", buffer.itemsize, view_.dtype, foreign)) {
+  if (is_bfloat16) {
+    view_.dtype = DType::bf16;
+  } else if (!dtype_from_format(buffer.format != nullptr ? buffer.format : "B", buffer.itemsize, view_.dtype, foreign)) {
     unknown_dtype(argument, nb::hasattr(object, "dtype") ? dtype_text(object) : std::string(buffer.format));
   }
   set_shape(view_, argument, buffer.ndim, "the array");
@@ -372,7 +380,7 @@ void BorrowedArray::borrow_buffer(nb::handle object, const char* argument, Acces
   const nb::module_ numpy = nb::module_::import_("numpy");
   nb::object native = object.attr("dtype").attr("newbyteorder")("=");
   owner_ = numpy.attr("array")(object, nb::arg("dtype") = native, nb::arg("order") = "C", nb::arg("copy") = true);
-  borrow_buffer(owner_, argument, access);
+  borrow_buffer(owner_, argument, access, is_bfloat16);
 }
 
 void BorrowedArray::convert_to_f32() {
@@ -413,13 +421,14 @@ void set_allocation_error(void* context, const char*, const char* message) {
   *static_cast<std::string*>(context) = message;
 }
 
-nb::object allocate(const dlpack::ExchangeTable& exchange, int rank, const std::int64_t* shape) {
+nb::object allocate(const dlpack::ExchangeTable& exchange, DType dtype, int rank, const std::int64_t* shape) {
   TensorView::Dims dims{};
   std::copy_n(shape, rank, dims.begin());
   dlpack::Tensor prototype{};
   prototype.device = {dlpack::device_cpu, 0};
   prototype.rank = rank;
-  prototype.dtype = {dlpack::code_float, 32, 1};
+  prototype.dtype = {dtype == DType::bf16 ? dlpack::code_bfloat : dlpack::code_float,
+                     static_cast<std::uint8_t>(8 * size_in_bytes(dtype)), 1};
   prototype.shape = dims.data();
   dlpack::ManagedTensor* tensor = nullptr;
   std::string error;
@@ -431,24 +440,40 @@ nb::object allocate(const dlpack::ExchangeTable& exchange, int rank, const std::
 
 // Looked up once: importing takes longer than a small attention.
 struct NumpyNames {
-  nb::object empty, float32;
+  nb::object empty, float32, float16;
 };
 
 const NumpyNames& numpy_names() {
   static const NumpyNames* const instance = [] {
     const nb::module_ numpy = nb::module_::import_("numpy");
-    return new NumpyNames{numpy.attr("empty"), numpy.attr("float32")};
+    return new NumpyNames{numpy.attr("empty"), numpy.attr("float32"), numpy.attr("float16")};
   }();
   return *instance;
 }
 
 }  // namespace
 
-nb::object new_f32_array(const BorrowedArray& like, int rank, const std::int64_t* shape) {
-  if (like.framework() == Framework::numpy) return numpy_names().empty(shape_tuple(rank, shape), numpy_names().float32);
-  if (like.exchange() != nullptr) return allocate(*like.exchange(), rank, shape);
+namespace {
+
+nb::object new_array(nb::handle object, const BorrowedArray& like, DType dtype, int rank, const std::int64_t* shape) {
+  if (like.framework() == Framework::numpy) {
+    const NumpyNames& numpy = numpy_names();
+    if (dtype == DType::bf16) return numpy.empty(shape_tuple(rank, shape), object.attr("dtype"));
+    return numpy.empty(shape_tuple(rank, shape), dtype == DType::f16 ? numpy.float16 : numpy.float32);
+  }
+  if (like.exchange() != nullptr) return allocate(*like.exchange(), dtype, rank, shape);
   const nb::module_ torch = nb::module_::import_("torch");
-  return torch.attr("empty")(shape_tuple(rank, shape), nb::arg("dtype") = torch.attr("float32"));
+  return torch.attr("empty")(shape_tuple(rank, shape), nb::arg("dtype") = torch.attr(python_name(dtype)));
+}
+
+}  // namespace
+
+nb::object new_f32_array(const BorrowedArray& like, int rank, const std::int64_t* shape) {
+  return new_array(nb::handle(), like, DType::f32, rank, shape);
+}
+
+nb::object new_array_like(nb::handle object, const BorrowedArray& like, int rank, const std::int64_t* shape) {
+  return new_array(object, like, like.view().dtype, rank, shape);
 }
 
 }  // namespace polyhead::python

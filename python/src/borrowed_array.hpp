@@ -61,7 +61,8 @@ class BorrowedArray {
  private:
   void borrow_exchange(nb::handle object, const char* argument);
   void borrow_torch_attributes(nb::handle object, const char* argument);
-  void borrow_buffer(nb::handle object, const char* argument, Access access);
+  // is_bfloat16: the buffer's 16-bit integers are bfloat16 numbers.
+  void borrow_buffer(nb::handle object, const char* argument, Access access, bool is_bfloat16 = false);
 
   TensorView view_;
   Framework framework_ = Framework::none;
@@ -71,8 +72,10 @@ class BorrowedArray {
   std::vector<float> converted_;
 };
 
-// A new row-major f32 array of the same framework, its elements not set yet.
+// A new row-major array of the same framework, its elements not set yet. `object` is what `like` was made of.
 nb::object new_f32_array(const BorrowedArray& like, int rank, const std::int64_t* shape);
+// Of the same element type too: f32, f16 or bf16.
+nb::object new_array_like(nb::handle object, const BorrowedArray& like, int rank, const std::int64_t* shape);
 
 // "float32[2, 12, 128, 64]", in NumPy's and PyTorch's words.
 std::string describe_array(const TensorView& view);

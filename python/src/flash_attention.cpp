@@ -52,7 +52,7 @@ TensorView heads_first(const TensorView& array, int batch_rank) {
 
 BorrowedArray borrow_operand(nb::handle array, const char* argument, int batch_rank) {
   BorrowedArray operand(array, argument);
-  expect_f32(operand, argument);
+  expect_attention_type(operand, argument);
   if (operand.view().rank == batch_rank + 3) return operand;
   throw invalid(std::string(argument) + ": is " + describe_array(operand.view()) + ", expected " +
                 (batch_rank ? "[batch, length, heads, dim]" : "[total length, heads, dim]"));
@@ -107,8 +107,8 @@ TensorView view_of(const std::vector<std::int64_t>& numbers) {
 
 // Fills in what is the same for both functions, runs, and returns what flash-attn returns. inputs and mask know the sequences;
 // diagonals: offsets of the bottom-right diagonal, for windows and slopes without causal.
-nb::object run(const BorrowedArray& query, int batch_rank, AttentionInputs inputs, Mask mask, const FlashOptions& given,
-               const std::vector<std::int64_t>& diagonals) {
+nb::object run(nb::handle q, const BorrowedArray& query, int batch_rank, AttentionInputs inputs, Mask mask,
+               const FlashOptions& given, const std::vector<std::int64_t>& diagonals) {
   if (given.dropout_p != 0) {
     throw Error(ErrorCode::unsupported,
                 "dropout_p: is " + std::to_string(given.dropout_p) + ", expected 0 (Polyhead runs inference only)");
@@ -142,15 +142,16 @@ nb::object run(const BorrowedArray& query, int batch_rank, AttentionInputs input
   }
   options.mask = mask;
 
-  const TensorView& q = query.view();
-  TensorView::Dims shape = q.shape;
+  const TensorView& q_view = query.view();
+  TensorView::Dims shape = q_view.shape;
   shape[batch_rank + 2] = inputs.value.shape[3];
-  nb::object result = given.out.is_none() ? new_f32_array(query, batch_rank + 3, shape.data()) : nb::borrow(given.out);
+  nb::object result = given.out.is_none() ? new_array_like(q, query, batch_rank + 3, shape.data()) : nb::borrow(given.out);
   const BorrowedArray out(result, "out", Access::write);
-  expect_f32(out, "out");
+  expect_same_type(out, "out", query, "q");
   if (out.view().rank != batch_rank + 3 ||
       !std::equal(shape.begin(), shape.begin() + batch_rank + 3, out.view().shape.begin())) {
     TensorView wanted;
+    wanted.dtype = q_view.dtype;
     wanted.rank = batch_rank + 3;
     wanted.shape = shape;
     throw invalid("out: is " + describe_array(out.view()) + ", expected " + describe_array(wanted));
@@ -175,6 +176,8 @@ nb::object run(const BorrowedArray& query, int batch_rank, AttentionInputs input
 
 void expect_heads(const BorrowedArray& query, const BorrowedArray& key, const BorrowedArray& value, int batch_rank) {
   const TensorView &q = query.view(), &k = key.view(), &v = value.view();
+  expect_same_type(key, "k", query, "q");
+  expect_same_type(value, "v", query, "q");
   if (batch_rank) {
     expect_equal(k.shape[0], q.shape[0], "k", "the batch size", "q");
     expect_equal(v.shape[0], q.shape[0], "v", "the batch size", "q");
@@ -199,7 +202,7 @@ nb::object flash_attn_func(nb::handle q, nb::handle k, nb::handle v, double drop
   inputs.value = heads_first(value.view(), 1);
   const std::vector<std::int64_t> diagonals(static_cast<std::size_t>(inputs.query.shape[0]),
                                             inputs.key.shape[2] - inputs.query.shape[2]);
-  return run(query, 1, inputs, Mask::none(),
+  return run(q, query, 1, inputs, Mask::none(),
              {dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, out, precision},
              diagonals);
 }
@@ -259,29 +262,30 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
   }
   std::vector<std::int64_t> diagonals(count);
   for (std::size_t i = 0; i < count; ++i) diagonals[i] = key_lengths[i] - query_lengths[i];
-  return run(query, 0, inputs, mask,
+  return run(q, query, 0, inputs, mask,
              {dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, out, precision},
              diagonals);
 }
 
 constexpr const char* documentation =
-    R"(Attention by the argument names and conventions of flash-attn's flash_attn_func, on the CPU and in float32.
+    R"(Attention by the argument names and conventions of flash-attn's flash_attn_func, on the CPU.
 
-q: float32 [batch, length, heads, dim]; k and v: [batch, key length, kv heads, ...], kv heads a divisor of heads. NumPy arrays or
-PyTorch tensors of any strides, read in place; v's head size may be another than k's. Returns out [batch, length, heads, v's dim],
-and with return_attn_probs=True (out, softmax_lse [batch, heads, length], None).
+q: float32, float16 or bfloat16 [batch, length, heads, dim]; k and v, of the same data type: [batch, key length, kv heads, ...],
+kv heads a divisor of heads. NumPy arrays or PyTorch tensors of any strides, read in place; v's head size may be another than k's.
+Returns out [batch, length, heads, v's dim] of q's data type, and with return_attn_probs=True (out, float32 softmax_lse
+[batch, heads, length], None).
 causal is bottom-right: the last query sees the last key. window_size (left, right) is inclusive, -1 is no limit, and counts from
 the same diagonal, as alibi_slopes (float32 [heads]) does. A query that sees no key gives zeros. deterministic changes nothing:
 results always are. dropout_p: 0, nothing else. out: written to and returned. precision: "strict" or "fast".)";
 
 constexpr const char* varlen_documentation =
     R"(Attention over sequences of different lengths that lie one after another, by the argument names and conventions of
-flash-attn's flash_attn_varlen_func, on the CPU and in float32. Nothing is padded, and the work is that of the lengths' products.
+flash-attn's flash_attn_varlen_func, on the CPU. Nothing is padded, and the work is that of the lengths' products.
 
-q: float32 [total queries, heads, dim]; k and v: [total keys, kv heads, ...]. cu_seqlens_q, cu_seqlens_k: int32 or int64
+q: [total queries, heads, dim]; k and v: [total keys, kv heads, ...]. cu_seqlens_q, cu_seqlens_k: int32 or int64
 [sequences + 1], 0 and then where each sequence ends. max_seqlen_q, max_seqlen_k: at least the longest. seqused_q, seqused_k
 (optional, [sequences]): how many rows of each sequence are there; queries beyond give zeros. Returns out [total queries, heads,
-v's dim], and with return_attn_probs=True (out, softmax_lse [heads, total queries], None). block_table: None. The others as in
+v's dim], and with return_attn_probs=True (out, softmax_lse [heads, total queries], None). block_table: None. Data types and the others as in
 flash_attn_func.)";
 
 }  // namespace

@@ -17,21 +17,26 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "simd/contract/element.hpp"
+
 namespace polyhead::simd {
 
 // One batch item and kv head. Strides are in bytes and may be 0 or negative; head_dim and value_dim elements are contiguous.
-struct AttentionF32Args {
-  const float* query = nullptr;  // row r at query + t * query_stride + g * query_head_stride
+//
+// query, key, value and out are of the kernel's element; all else is as it says. Elements are widened exactly, scores, weights
+// and sums are f32, and a result is rounded to the element once, to nearest even: what is too large for it becomes infinite.
+// Denormal elements of f16 count as what they are; those of bf16 and f32 may be flushed to zero.
+struct AttentionArgs {
+  const void* query = nullptr;  // row r at query + t * query_stride + g * query_head_stride
   std::ptrdiff_t query_stride = 0;
   std::ptrdiff_t query_head_stride = 0;
-  const float* key = nullptr;  // key s at key + s * key_stride
+  const void* key = nullptr;  // key s at key + s * key_stride
   std::ptrdiff_t key_stride = 0;
-  const float* value = nullptr;
+  const void* value = nullptr;
   std::ptrdiff_t value_stride = 0;
-  // Where it is not null, key and value are, and key s lies at pages[s / page_keys - first_page] + key_in_page + (s %
-  // page_keys)
-  // * key_stride, its value likewise. Every page of the keys from key_begin to what is read of key_end is in the table; one
-  // address may stand in several of its places.
+  // Where it is not null, key and value are, and key s lies at pages[s / page_keys - first_page] + key_in_page
+  // + (s % page_keys) * key_stride, its value likewise. Every page of the keys from key_begin to what is read of key_end is in
+  // the table; one address may stand in several of its places.
   const void* const* pages = nullptr;
   std::int64_t first_page = 0;
   std::int64_t page_keys = 0;
@@ -78,7 +83,7 @@ struct AttentionF32Args {
 
   // Where a row goes when this call covers all of its keys (partial == nullptr): out = sum p v / sum p, 0 where no key was
   // allowed; lse = ln sum exp(score), -inf where no key was allowed (with a sink: the sink).
-  float* out = nullptr;
+  void* out = nullptr;
   std::ptrdiff_t out_stride = 0;
   std::ptrdiff_t out_head_stride = 0;
   float* lse = nullptr;  // nullptr: not wanted
@@ -91,25 +96,28 @@ struct AttentionF32Args {
 
   // Rows that will probably be computed after these, numbered and laid out like query's: worth fetching meanwhile. They decide
   // nothing.
-  const float* next_query = nullptr;
+  const void* next_query = nullptr;
   std::int64_t next_row_begin = 0, next_row_end = 0;
 
   void* scratch = nullptr;  // AttentionKernel::scratch_bytes(...) bytes, 64-byte aligned, contents arbitrary
 };
 
 // Brings the partial results of key ranges together, always in ascending order of keys.
-struct MergeF32Args {
-  const float* const* partials = nullptr;  // `splits` pointers, each as AttentionF32Args::partial describes, same rows
+struct MergeArgs {
+  const float* const* partials = nullptr;  // `splits` pointers, each as AttentionArgs::partial describes, same rows
   std::int64_t splits = 0;
   std::int64_t row_begin = 0, row_end = 0, group = 1;
   std::int64_t value_dim = 0;
-  float* out = nullptr;
+  void* out = nullptr;  // of the kernel's element
   std::ptrdiff_t out_stride = 0, out_head_stride = 0;
   float* lse = nullptr;
   std::ptrdiff_t lse_stride = 0, lse_head_stride = 0;
-  const float* sink = nullptr;  // as in AttentionF32Args
+  const float* sink = nullptr;  // as in AttentionArgs
   std::ptrdiff_t sink_stride = 0;
 };
+
+using AttentionF32Args = AttentionArgs;  // as kernels call them, which compute in f32 whatever the elements are
+using MergeF32Args = MergeArgs;
 
 struct AttentionKernel {
   const char* name;        // "attention_f32_avx2"
@@ -117,12 +125,14 @@ struct AttentionKernel {
   std::int32_t key_block;  // keys a block
   // Enough for any row and key range with at most key_count keys.
   std::size_t (*scratch_bytes)(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count);
-  void (*run)(const AttentionF32Args& args);
+  void (*run)(const AttentionArgs& args);
+  Element element = Element::f32;  // of query, key, value and out
 };
 
 struct MergeKernel {
   const char* name;
-  void (*run)(const MergeF32Args& args);
+  void (*run)(const MergeArgs& args);
+  Element element = Element::f32;  // of out; partial results are f32
 };
 
 // How a tile of rows [t_first, t_last] x keys [key_begin, key_end) stands to the structural limits, in closed form.

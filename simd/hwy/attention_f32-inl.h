@@ -1,6 +1,10 @@
 // Streaming-softmax attention in f32 with transposed scores: a lane is a query row, so that maximum, sum and rescaling are
 // vertical, K and V are read row-major by broadcast and never packed, and no size has a tail but the number of rows.
 //
+// K and V in bf16 or f16 are widened a key block at a time, once for all row blocks that share a pass over the keys: the tiles
+// see f32. Widening within the tiles would repeat it for every row block, and broadcast single elements of 16 bits, for which
+// x86 has no instruction that widens.
+//
 // For up to kQueryBlocks blocks of rows at a time (so that a key block is read from memory once for all of them):
 //   Q' = scale * log2(e) * Q, transposed to [d][row]
 //   for each key block, for each row block:   S = K Q'        [key][row]     ScoreTile
@@ -23,8 +27,10 @@
 #include "simd/hwy/attention_mask-inl.h"
 #include "simd/hwy/attention_tile-inl.h"
 #include "simd/hwy/compat.h"
+#include "simd/hwy/element-inl.h"
 #include "simd/hwy/exp2-inl.h"
 #include "simd/hwy/key_run-inl.h"
+#include "simd/hwy/partial_vector-inl.h"
 #include "simd/hwy/scratch.h"
 #include "simd/hwy/transpose-inl.h"
 
@@ -126,41 +132,62 @@ static HWY_NOINLINE void AccumulateSelectedValues(const float* HWY_RESTRICT valu
   }
 }
 
-// One tile of work: a row block and the keys [begin, end) of a key block.
+// Rows of elements to rows of floats, `pitch` floats apart: whole vectors, zero beyond the last column.
+template <class T>
+static HWY_NOINLINE void WidenRows(const T* HWY_RESTRICT from, std::ptrdiff_t stride, size_t rows, size_t columns,
+                                   float* HWY_RESTRICT to, size_t pitch) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  for (size_t row = 0; row < rows; ++row, from = Offset(from, stride), to += pitch) {
+    size_t column = 0;
+    for (; column + lanes <= columns; column += lanes) hn::Store(LoadElements(df, from + column), df, to + column);
+    if (column < columns) hn::Store(LoadPartial(df, from + column, columns - column), df, to + column);
+  }
+}
+
+// Floats a row of `columns` widened elements takes.
+static inline size_t WidenedPitch(size_t columns) {
+  const size_t lanes = hn::Lanes(FloatTag());
+  return (columns + lanes - 1) / lanes * lanes;
+}
+
+// One tile of work: a row block and the keys [begin, end) of a key block, of which K and V are read in place or widened.
+template <class T>
 struct Tile {
   const float* key;
   const float* value;
   std::ptrdiff_t key_stride, value_stride;
   size_t head_dim, value_dim;
   size_t begin, end;
-  const TileMask* mask;  // nullptr: every row sees every key, with the score as it is
-  bool selects;          // V holds non-finite values, which must not reach rows that exclude their keys
-  Prefetch* prefetch;    // nullptr: nothing to fetch
-  float* scores;         // [kKeyBlock][width]
-  float* statistics;     // 3 * width floats: new maximum, sum, alpha
-  // Where the tile's keys lie in several pages: the call whose keys they are, and the block's first. key and value then count
-  // for nothing.
+  const TileMask* mask;   // nullptr: every row sees every key, with the score as it is
+  bool selects;           // V holds non-finite values, which must not reach rows that exclude their keys
+  Prefetch<T>* prefetch;  // nullptr: nothing to fetch
+  float* scores;          // [kKeyBlock][width]
+  float* statistics;      // 3 * width floats: new maximum, sum, alpha
+  // Where the tile's keys are read in place and lie in several pages: the call whose keys they are, and the block's first. key
+  // and value then count for nothing.
   const AttentionF32Args* apart;
   std::int64_t first_key;
 };
 
 // A tile whose keys lie in several pages, a run of keys at a time: every score and every sum is one chain over the same numbers
 // in the same order.
-template <int kRows, int kVectors>
-static HWY_NOINLINE void ScoresOfRuns(const RowBlock& block, const Tile& tile, float* max) {
+template <int kRows, int kVectors, class T>
+static HWY_NOINLINE void ScoresOfRuns(const RowBlock& block, const Tile<T>& tile, float* max) {
+  Prefetch<T>* const nothing = nullptr;
   const size_t width = kVectors * hn::Lanes(FloatTag());
   const std::int64_t end = tile.first_key + static_cast<std::int64_t>(tile.end);
   for (size_t key = tile.begin; key < tile.end;) {
     const auto run = RunOfKeys<float>(*tile.apart, tile.first_key + static_cast<std::int64_t>(key), end);
     const size_t keys = static_cast<size_t>(run.count);
     ComputeScores<kRows, kVectors>({run.key, tile.key_stride, block.query, tile.head_dim, tile.scores + key * width, max}, keys,
-                                   nullptr);
+                                   nothing);
     key += keys;
   }
 }
 
-template <int kRows, int kVectors>
-static HWY_NOINLINE void ValuesOfRuns(const RowBlock& block, const Tile& tile, ValueMode mode, const float* alpha) {
+template <int kRows, int kVectors, class T>
+static HWY_NOINLINE void ValuesOfRuns(const RowBlock& block, const Tile<T>& tile, ValueMode mode, const float* alpha) {
   const size_t width = kVectors * hn::Lanes(FloatTag());
   const std::int64_t end = tile.first_key + static_cast<std::int64_t>(tile.end);
   for (size_t key = tile.begin; key < tile.end; mode = ValueMode::add) {
@@ -199,8 +226,8 @@ constexpr bool kClimbsStairs = false;
 #endif
 constexpr size_t kStairKeys = 8;  // a step is a multiple of this
 
-template <int kVectors>
-static Stairs<kVectors> FindStairs(const RowBlock& block, const Tile& tile) {
+template <int kVectors, class T>
+static Stairs<kVectors> FindStairs(const RowBlock& block, const Tile<T>& tile) {
   Stairs<kVectors> stairs;
   stairs.start[0] = tile.begin;
   for (int j = 1; j <= kVectors; ++j) stairs.start[j] = tile.end;
@@ -223,8 +250,8 @@ static Stairs<kVectors> FindStairs(const RowBlock& block, const Tile& tile) {
 #if !HWY_HAVE_SCALABLE
 
 // The steps of a tile above the first: scores into `max` as ComputeScores does, and their share of the values.
-template <int kVectors, int kFirst = 1>
-HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile& tile, float* max) {
+template <int kVectors, int kFirst = 1, class T>
+HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile<T>& tile, float* max) {
   if constexpr (kFirst < kVectors) {
     constexpr size_t column = kFirst * kFloatLanes, width = kVectors * kFloatLanes;
     for (size_t key = stairs.start[kFirst]; key < stairs.start[kFirst + 1]; key += kStairKeys) {
@@ -236,8 +263,8 @@ HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>& stairs, const RowBlock& b
   }
 }
 
-template <int kVectors, int kFirst = 1>
-HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile& tile) {
+template <int kVectors, int kFirst = 1, class T>
+HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile<T>& tile) {
   if constexpr (kFirst < kVectors) {
     constexpr size_t column = kFirst * kFloatLanes, width = kVectors * kFloatLanes;
     const size_t key = stairs.start[kFirst], keys = stairs.start[kFirst + 1] - key;
@@ -253,15 +280,15 @@ HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const RowBlock& b
 
 #else
 
-template <int kVectors>
-HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>&, const RowBlock&, const Tile&, float*) {}
-template <int kVectors>
-HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>&, const RowBlock&, const Tile&) {}
+template <int kVectors, class T>
+HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>&, const RowBlock&, const Tile<T>&, float*) {}
+template <int kVectors, class T>
+HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>&, const RowBlock&, const Tile<T>&) {}
 
 #endif
 
-template <class Shape, int kVectors>
-static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
+template <class Shape, int kVectors, class T>
+static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df), width = kVectors * lanes;
   constexpr int kRows = Shape::Rows(kVectors);
@@ -277,7 +304,8 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, max + j);
   // With a mask the tiles' maximum counts for nothing: `sum` takes it, ApplyMask finds the right one.
   for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, sum + j);
-  if (HWY_UNLIKELY(tile.apart != nullptr)) {
+  const bool apart = kReadsInPlace<T> && HWY_UNLIKELY(tile.apart != nullptr);
+  if (apart) {
     ScoresOfRuns<kRows, kVectors>(block, tile, tile.mask ? sum : max);
   } else {
     ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys,
@@ -307,7 +335,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
 
   const ValueMode mode = !block.started ? ValueMode::overwrite : same ? ValueMode::add : ValueMode::scale;
   block.started = true;
-  if (HWY_UNLIKELY(tile.apart != nullptr)) return ValuesOfRuns<kRows, kVectors>(block, tile, mode, alpha);
+  if (apart) return ValuesOfRuns<kRows, kVectors>(block, tile, mode, alpha);
   if (HWY_UNLIKELY(tile.selects)) {
     return AccumulateSelectedValues(value, tile.value_stride, scores, keys, width, tile.value_dim, mode, alpha, block.sums);
   }
@@ -328,8 +356,8 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile& tile) {
   if constexpr (kClimbsStairs) ValuesOfStairs<kVectors>(stairs, block, tile);
 }
 
-template <class Shape, int kVectors = Shape::kVectors>
-HWY_INLINE void ComputeTileOfWidth(RowBlock& block, const Tile& tile) {
+template <class Shape, int kVectors = Shape::kVectors, class T>
+HWY_INLINE void ComputeTileOfWidth(RowBlock& block, const Tile<T>& tile) {
   if constexpr (kVectors > 1) {
     if (block.width != kVectors * hn::Lanes(FloatTag())) return ComputeTileOfWidth<Shape, kVectors - 1>(block, tile);
   }
@@ -344,8 +372,9 @@ struct Workspace {
   float* statistics;
   MaskTables mask;
   ValueState* value_states;  // [key blocks]: what V holds, once it has been looked at
+  float *keys, *values;      // [kKeyBlock][WidenedPitch]: of one key block, unless they are read in place
 
-  template <class Shape>
+  template <class Shape, class T>
   size_t Place(void* memory, std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
     const size_t width = static_cast<size_t>(Shape::kVectors) * hn::Lanes(FloatTag());
     Carver carver(memory);
@@ -360,6 +389,10 @@ struct Workspace {
     statistics = carver.Take<float>(3 * width);
     mask.Place(carver, kKeyBlock, width);
     value_states = carver.Take<ValueState>(static_cast<size_t>(key_count) / kKeyBlock + 2);
+    if constexpr (!hwy::IsSame<T, float>()) {
+      keys = carver.Take<float>(kKeyBlock * WidenedPitch(static_cast<size_t>(head_dim)));
+      values = carver.Take<float>(kKeyBlock * WidenedPitch(static_cast<size_t>(value_dim)));
+    }
     return carver.used();
   }
 };
@@ -374,38 +407,39 @@ static size_t NextBlockRows(std::int64_t left, size_t lanes) {
   return static_cast<size_t>(HWY_MIN(left, static_cast<std::int64_t>(taken * lanes)));
 }
 
-template <class Shape>
+template <class Shape, class T>
 static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, float scale, bool fetches_rows, RowBlock& block) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
   block.first_row = first_row;
   block.rows = NextBlockRows<Shape>(args.row_end - first_row, lanes);
   block.width = (block.rows + lanes - 1) / lanes * lanes;
-  const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
+  const RowMap<const T> query = {static_cast<const T*>(args.query), args.query_stride, args.query_head_stride, args.group};
   RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query,
                     fetches_rows);
   PlaceRows(args, block);
   ForgetKeys(block);
 }
 
-// One call: its operands, and what stays the same from tile to tile.
-template <class Shape>
+// One call: its operands, elements of T, and what stays the same from tile to tile.
+template <class Shape, class T>
 class AttentionRun {
  public:
   explicit AttentionRun(const AttentionF32Args& args) : args_(args), mask_(args) {
     const std::int64_t key_count = HWY_MAX(args.key_end - args.key_begin, std::int64_t{0});
-    space_.Place<Shape>(args.scratch, args.head_dim, args.value_dim, key_count);
+    space_.Place<Shape, T>(args.scratch, args.head_dim, args.value_dim, key_count);
   }
 
   void Rows() {
     const float scale = ScaleInLog2Units(args_.scale);
-    const std::int64_t bytes = (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * 4;
+    const std::int64_t bytes =
+        (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * static_cast<std::int64_t>(sizeof(T));
     fetches_rows_ = args_.row_end - args_.row_begin > static_cast<std::int64_t>(Shape::kVectors * hn::Lanes(FloatTag()));
     for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
       fetch_ = row == args_.row_begin || bytes > kCachedBytes;
       size_t count = 0;
       for (; count < kQueryBlocks && row < args_.row_end; ++count) {
-        StartBlock<Shape>(args_, row, scale, fetches_rows_, space_.blocks[count]);
+        StartBlock<Shape, T>(args_, row, scale, fetches_rows_, space_.blocks[count]);
         row += static_cast<std::int64_t>(space_.blocks[count].rows);
       }
       rows_ahead_ = row - space_.blocks[0].first_row;
@@ -413,11 +447,11 @@ class AttentionRun {
       Keys(space_.blocks, count);
       for (size_t i = 0; i < count; ++i) {
         RowBlock& block = space_.blocks[i];
-        if (HWY_LIKELY(!FinishBlock(args_, block, space_.statistics)) || !redo) continue;
+        if (HWY_LIKELY(!FinishBlock<T>(args_, block, space_.statistics)) || !redo) continue;
         LookAtValues();
         ForgetKeys(block);
         Keys(&block, 1);
-        FinishBlock(args_, block, space_.statistics);
+        FinishBlock<T>(args_, block, space_.statistics);
       }
     }
   }
@@ -442,6 +476,11 @@ class AttentionRun {
     for (std::int64_t key = key_begin; key < key_end; key += block) {
       const std::int64_t end = HWY_MIN(key + block, args_.key_end);
       if (!mask_.ReadKeys(key, end, space_.mask)) continue;
+      if constexpr (!kReadsInPlace<T>) {
+        seen_begin_ = HWY_MAX(first_key - key, std::int64_t{0}) & ~std::int64_t{3};
+        seen_end_ = HWY_MIN(last_key, end) - key;
+        if (args_.key_marks) NarrowToMarks(args_.key_marks, key, seen_begin_, seen_end_);
+      }
       bool first = true;
       for (size_t i = 0; i < count; ++i) {
         if (OneTile(blocks[i], key, end, first)) first = false;
@@ -455,32 +494,42 @@ class AttentionRun {
     std::int64_t seen_end = HWY_MIN(block.t_last + args_.visible_end, end) - key;
     if (args_.key_marks) NarrowToMarks(args_.key_marks, key, seen_begin, seen_end);
     if (seen_begin >= seen_end) return false;
-    Tile tile;
+    Tile<T> tile;
     tile.begin = static_cast<size_t>(seen_begin);
     tile.end = static_cast<size_t>(seen_end);
 
     TileMask mask;
     if (!mask_.ReadTile(block, key, tile.begin, tile.end, space_.mask, mask)) return false;
 
-    const auto run = RunOfKeys<float>(args_, key + seen_begin, key + seen_end);
-    tile.key = Offset(run.key, -static_cast<std::ptrdiff_t>(seen_begin) * args_.key_stride);
-    tile.value = Offset(run.value, -static_cast<std::ptrdiff_t>(seen_begin) * args_.value_stride);
-    tile.apart = run.count < seen_end - seen_begin ? &args_ : nullptr;
-    tile.first_key = key;
-    tile.key_stride = args_.key_stride;
-    tile.value_stride = args_.value_stride;
     tile.head_dim = static_cast<size_t>(args_.head_dim);
     tile.value_dim = static_cast<size_t>(args_.value_dim);
-    tile.mask = mask.Changes() ? &mask : nullptr;
-    tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
-    Prefetch prefetch;
+    Prefetch<T> prefetch;
     prefetch.keys_and_values = first && fetch_;
+    prefetch.value_dim = tile.value_dim;
+    tile.first_key = key;
+    if constexpr (kReadsInPlace<T>) {
+      const KeyRun<T> run = RunOfKeys<T>(args_, key + seen_begin, key + seen_end);
+      tile.key = Offset(run.key, -static_cast<std::ptrdiff_t>(seen_begin) * args_.key_stride);
+      tile.value = Offset(run.value, -static_cast<std::ptrdiff_t>(seen_begin) * args_.value_stride);
+      tile.apart = run.count < seen_end - seen_begin ? &args_ : nullptr;
+      tile.key_stride = args_.key_stride;
+      tile.value_stride = args_.value_stride;
+      prefetch.value = run.value;
+      prefetch.value_stride = args_.value_stride;
+    } else {
+      if (first) WidenBlock(key);
+      tile.key = space_.keys;
+      tile.value = space_.values;
+      tile.apart = nullptr;
+      tile.key_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.head_dim) * sizeof(float));
+      tile.value_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.value_dim) * sizeof(float));
+      if (prefetch.keys_and_values) SetBlockToFetch(key + static_cast<std::int64_t>(kKeyBlock), prefetch);
+    }
     const bool fetches_rows = fetches_rows_ && !block.started;
     tile.prefetch = prefetch.keys_and_values || fetches_rows ? &prefetch : nullptr;
-    prefetch.value_stride = tile.value_stride;
-    prefetch.value_dim = tile.value_dim;
-    prefetch.value = run.value;
     if (fetches_rows) SetRowsToFetch(block, prefetch);
+    tile.mask = mask.Changes() ? &mask : nullptr;
+    tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
     tile.scores = space_.scores;
     tile.statistics = space_.statistics;
     ComputeTileOfWidth<Shape>(block, tile);
@@ -488,23 +537,50 @@ class AttentionRun {
   }
 
   // The memory that a block's end and its successor's start will touch, asked for in the block's first tile.
-  void SetRowsToFetch(const RowBlock& block, Prefetch& prefetch) const {
+  void SetRowsToFetch(const RowBlock& block, Prefetch<T>& prefetch) const {
     const std::int64_t rows = static_cast<std::int64_t>(block.rows);
     const std::int64_t ahead = block.first_row + rows_ahead_;
     const bool in_this_call = ahead < args_.row_end;
-    prefetch.query = {in_this_call ? args_.query : args_.next_query, args_.query_stride, args_.query_head_stride, args_.group};
+    prefetch.query = {static_cast<const T*>(in_this_call ? args_.query : args_.next_query), args_.query_stride,
+                      args_.query_head_stride, args_.group};
     prefetch.query_row = in_this_call ? ahead : args_.next_row_begin + (ahead - args_.row_end);
     prefetch.query_end = HWY_MIN(prefetch.query_row + rows, in_this_call ? args_.row_end : args_.next_row_end);
     if (args_.partial) return;
-    prefetch.out = {args_.out, args_.out_stride, args_.out_head_stride, args_.group};
+    prefetch.out = {static_cast<T*>(args_.out), args_.out_stride, args_.out_head_stride, args_.group};
     prefetch.out_row = block.first_row;
     prefetch.out_end = block.first_row + rows;
+  }
+
+  // Of the key block that begins at `key`, the keys that some row of this pass can see.
+  void WidenBlock(std::int64_t key) {
+    const size_t head_dim = static_cast<size_t>(args_.head_dim), value_dim = static_cast<size_t>(args_.value_dim);
+    const size_t key_pitch = WidenedPitch(head_dim), value_pitch = WidenedPitch(value_dim);
+    for (std::int64_t first = seen_begin_; first < seen_end_;) {
+      const KeyRun<T> run = RunOfKeys<T>(args_, key + first, key + seen_end_);
+      const size_t at = static_cast<size_t>(first), rows = static_cast<size_t>(run.count);
+      WidenRows(run.key, args_.key_stride, rows, head_dim, space_.keys + at * key_pitch, key_pitch);
+      WidenRows(run.value, args_.value_stride, rows, value_dim, space_.values + at * value_pitch, value_pitch);
+      first += run.count;
+    }
+  }
+
+  // The rows of the key block that begins at `key`, as they are stored, if they lie in one piece.
+  void SetBlockToFetch(std::int64_t key, Prefetch<T>& prefetch) const {
+    const std::int64_t end = HWY_MIN(key + static_cast<std::int64_t>(kKeyBlock), args_.key_end);
+    prefetch.keys_and_values = key < end;
+    if (key >= end) return;
+    const KeyRun<T> run = RunOfKeys<T>(args_, key, end);
+    prefetch.keys_and_values = run.count == end - key;
+    prefetch.key = run.key;
+    prefetch.value = run.value;
+    prefetch.key_stride = args_.key_stride;
+    prefetch.value_stride = args_.value_stride;
   }
 
   bool ValuesNotFinite(std::int64_t key, std::int64_t end) {
     ValueState& state = space_.value_states[(key - args_.key_begin) / static_cast<std::int64_t>(kKeyBlock)];
     if (state == ValueState::unknown) {
-      state = HoldsNonFinite<float>(args_, key, end) ? ValueState::not_finite : ValueState::finite;
+      state = HoldsNonFinite<T>(args_, key, end) ? ValueState::not_finite : ValueState::finite;
     }
     return state == ValueState::not_finite;
   }
@@ -515,24 +591,35 @@ class AttentionRun {
   bool fetches_rows_ = false;  // a single block's rows are as soon there without
   bool looks_at_values_ = false;
   std::int64_t rows_ahead_ = 0;
+  std::int64_t seen_begin_ = 0, seen_end_ = 0;  // keys of the key block at hand that some row of the pass can see
   Workspace space_;
 };
 
-template <class Shape>
+template <class Shape, class T>
 static HWY_NOINLINE void ComputeRows(const AttentionF32Args& args) {
-  AttentionRun<Shape>(args).Rows();
+  AttentionRun<Shape, T>(args).Rows();
 }
 
-template <class Shape>
+template <class Shape, class T>
 static void RunAttention(const AttentionF32Args& args) {
   const FlushDenormals flush;
-  ComputeRows<Shape>(args);
+  ComputeRows<Shape, T>(args);
 }
 
-template <class Shape>
+template <class Shape, class T>
 static size_t AttentionScratchBytes(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
   Workspace space;
-  return space.Place<Shape>(nullptr, head_dim, value_dim, key_count);
+  return space.Place<Shape, T>(nullptr, head_dim, value_dim, key_count);
+}
+
+template <class Shape, class T>
+constexpr AttentionKernel TransposedKernel(const char* name) {
+  return {name,
+          static_cast<std::int32_t>(Shape::kRowBlock),
+          static_cast<std::int32_t>(kKeyBlock),
+          &AttentionScratchBytes<Shape, T>,
+          &RunAttention<Shape, T>,
+          ElementOf<T>::value};
 }
 
 }  // namespace

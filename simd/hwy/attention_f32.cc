@@ -7,8 +7,7 @@ HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 
 extern const AttentionKernel attention_f32;
-const AttentionKernel attention_f32 = {POLYHEAD_KERNEL_NAME("attention_f32"), TileLimits::kRowBlock, kKeyBlock,
-                                       &AttentionScratchBytes<TileLimits>, &RunAttention<TileLimits>};
+const AttentionKernel attention_f32 = TransposedKernel<TileLimits, float>(POLYHEAD_KERNEL_NAME("attention_f32"));
 
 }  // namespace polyhead::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

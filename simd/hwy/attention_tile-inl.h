@@ -3,7 +3,7 @@
 //   ScoreTile   S[key][row] = sum_d K[key][d] Q'[d][row]      `rows` keys x `vectors` vectors of query rows
 //   ValueTile   O[e][row]  (+)= sum_key V[key][e] P[key][row]  `rows` value columns x `vectors` vectors of query rows
 //
-// Both read K and V row-major, one broadcast an element, so nothing is packed and no head size has a tail. A tile keeps
+// Both read K and V row-major in f32, one broadcast an element, so nothing is packed and no head size has a tail. A tile keeps
 // rows * vectors accumulators, `vectors` operands and one broadcast in registers:
 //   32 registers: 8 x 3 (24 + 3 + 1), 12 x 2, 16 x 1, 6 x 4    16 registers: 4 x 3 (12 + 3 + 1), 6 x 2, 8 x 1
 // One-vector tiles are bound by loads (about 3/4 of peak). Every element is one chain over d, or over keys in ascending order,
@@ -22,33 +22,48 @@ namespace {
 
 enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O + PV
 
+// Whether kernels with transposed scores read K and V of T where they lie, rather than widened a key block at a time.
+template <class T>
+constexpr bool kReadsInPlace = hwy::IsSame<T, float>();
+
 // What is worth fetching while scores are computed, a little with each tile: a burst would fill the core's queue of misses and
-// hold up the tiles' own loads.
+// hold up the tiles' own loads. Operands are of T.
+template <class T>
 struct Prefetch {
-  bool keys_and_values;  // the values of the same keys, and the keys after them
-  const float* value;
+  static constexpr size_t kLine = 64 / sizeof(T);
+
+  // Read in place: the values of the same keys, and the keys after them. Else both rows of keys that lie a block further on.
+  bool keys_and_values;
+  const T* value;
   std::ptrdiff_t value_stride;
   size_t value_dim;
+  const T* key;  // unless read in place
+  std::ptrdiff_t key_stride;
   // Rows of queries for a later row block, and rows of results for this one: those transposes would wait for them row by row.
-  RowMap<const float> query;
-  RowMap<float> out;
+  RowMap<const T> query;
+  RowMap<T> out;
   std::int64_t query_row = 0, query_end = 0, out_row = 0, out_end = 0;
 
   // With the tile of `count` keys that ends at `next_key`.
-  HWY_INLINE void Fetch(const float* next_key, std::ptrdiff_t key_stride, size_t head_dim, size_t count) {
+  HWY_INLINE void Fetch(const float* next_key, std::ptrdiff_t next_key_stride, size_t head_dim, size_t count) {
     if (keys_and_values) {
       PrefetchRows(value, value_stride, count, value_dim);
-      PrefetchRows(next_key, key_stride, count, head_dim);
+      if constexpr (kReadsInPlace<T>) {
+        PrefetchRows(next_key, next_key_stride, count, head_dim);
+      } else {
+        PrefetchRows(key, key_stride, count, head_dim);
+        key = Offset(key, static_cast<std::ptrdiff_t>(count) * key_stride);
+      }
       value = Offset(value, static_cast<std::ptrdiff_t>(count) * value_stride);
     }
     const std::int64_t rows = static_cast<std::int64_t>(count + 1) / 2;
     for (const std::int64_t end = HWY_MIN(query_end, query_row + rows); query_row < end; ++query_row) {
-      const float* row = query.At(query_row);
-      for (size_t d = 0; d < head_dim; d += 16) __builtin_prefetch(row + d, 0, 2);
+      const T* row = query.At(query_row);
+      for (size_t d = 0; d < head_dim; d += kLine) __builtin_prefetch(row + d, 0, 2);
     }
     for (const std::int64_t end = HWY_MIN(out_end, out_row + rows); out_row < end; ++out_row) {
-      const float* row = out.At(out_row);
-      for (size_t e = 0; e < value_dim; e += 16) __builtin_prefetch(row + e, 1, 2);
+      const T* row = out.At(out_row);
+      for (size_t e = 0; e < value_dim; e += kLine) __builtin_prefetch(row + e, 1, 2);
     }
   }
 };
@@ -282,8 +297,8 @@ struct ScoreRows {
 };
 
 // The scores of `keys` keys, and the rows' maximum in `max` (which starts at what it held, and never is NaN).
-template <int kRows, int kVectors>
-HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, Prefetch* prefetch) {
+template <int kRows, int kVectors, class T>
+HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, Prefetch<T>* prefetch) {
   const size_t width = kVectors * hn::Lanes(FloatTag());
   while (keys > 0) {
     const size_t rows = NextRows<kRows>(keys);

@@ -70,10 +70,11 @@ HWY_INLINE T* Offset(T* pointer, std::ptrdiff_t bytes) {
 }
 
 // Asks for the first `columns` values of each row.
-HWY_INLINE void PrefetchRows(const float* rows, std::ptrdiff_t stride, size_t count, size_t columns) {
+template <class T>
+HWY_INLINE void PrefetchRows(const T* rows, std::ptrdiff_t stride, size_t count, size_t columns) {
   for (size_t i = 0; i < count; ++i) {
-    const float* row = Offset(rows, static_cast<std::ptrdiff_t>(i) * stride);
-    for (size_t column = 0; column < columns; column += 16) PrefetchLine(row + column);
+    const T* row = Offset(rows, static_cast<std::ptrdiff_t>(i) * stride);
+    for (size_t column = 0; column < columns; column += 64 / sizeof(T)) PrefetchLine(row + column);
   }
 }
 

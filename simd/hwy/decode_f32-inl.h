@@ -1,5 +1,5 @@
 // Attention for few query rows: scores are row-major (lane = key), every key block of K and V is read once for all rows, and
-// the speed is that of reading them.
+// the speed is that of reading them. Elements of bf16 and f16 are widened as they are loaded: half the bytes are read.
 //
 // For each key block:  S[row][key] = Q K'          a few keys x a few rows a tile, lane sums brought together by transposing
 // adds
@@ -15,6 +15,7 @@
 #include "simd/hwy/compat.h"
 #include "simd/hwy/decode_short-inl.h"
 #include "simd/hwy/decode_tile-inl.h"
+#include "simd/hwy/element-inl.h"
 #include "simd/hwy/exp2-inl.h"
 #include "simd/hwy/key_block-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
@@ -27,7 +28,8 @@ namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
 // The same for one row and a block of V that holds NaN or infinities: keys whose weight is marked as -0 are passed over.
-static HWY_NOINLINE void AddSelectedValues(const ValueRun& run) {
+template <class T>
+static HWY_NOINLINE void AddSelectedValues(const ValueRun<T>& run) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
   for (size_t e = 0; e < run.columns; e += lanes) {
@@ -37,8 +39,8 @@ static HWY_NOINLINE void AddSelectedValues(const ValueRun& run) {
       std::uint32_t bits;
       __builtin_memcpy(&bits, weight, sizeof(bits));
       if (bits == 0x80000000u) continue;
-      const float* value = run.value.Row(run.keys[i]) + e;
-      const Floats v = e + lanes <= run.columns ? hn::LoadU(df, value) : LoadPartial(df, value, run.columns - e);
+      const T* value = run.value.Row(run.keys[i]) + e;
+      const Floats v = e + lanes <= run.columns ? LoadElements(df, value) : LoadPartial(df, value, run.columns - e);
       sum = hn::MulAdd(hn::Set(df, *weight), v, sum);
     }
     hn::Store(sum, df, run.sums + e);
@@ -111,8 +113,28 @@ static HWY_NOINLINE void WeightRow(const KeySpan& span, float* HWY_RESTRICT scor
   hn::Store(hn::MulAdd(hn::Set(df, alpha), hn::Load(df, denominator), sum), df, denominator);
 }
 
-// Up to kRows rows on their way through the keys. More rows of a call go in further rounds.
-template <bool kShortRows>
+// out[e] = factor * sums[e] of one row; returns where a result is NaN. Adding 0 makes a zero positive: its sign would tell
+// which masked keys were visited.
+template <class T>
+HWY_INLINE hn::Mask<FloatTag> StoreRow(const float* HWY_RESTRICT sums, size_t columns, float factor, T* HWY_RESTRICT out) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  const Floats scale = hn::Set(df, factor);
+  auto nan = hn::MaskFromVec(hn::Zero(df));
+  for (size_t e = 0; e < columns; e += lanes) {
+    const Floats v = hn::MulAdd(hn::Load(df, sums + e), scale, hn::Zero(df));
+    nan = hn::Or(nan, hn::IsNaN(v));
+    if (e + lanes <= columns) {
+      StoreElements(v, df, out + e);
+    } else {
+      StorePartial(v, df, out + e, columns - e);
+    }
+  }
+  return nan;
+}
+
+// Up to kRows rows on their way through the keys, which are of T. More rows of a call go in further rounds.
+template <bool kShortRows, class T>
 class DecodeRun {
  public:
   static constexpr size_t kRows = 16;
@@ -131,8 +153,8 @@ class DecodeRun {
     bias_ = carver.Take<float>(kDecodeKeyBlock);
     excluded_ = carver.Take<std::int32_t>(kDecodeKeyBlock);
     order_ = carver.Take<std::uint16_t>(kDecodeKeyBlock + kSpareKeys);
-    key_rows_ = carver.Take<const float*>(kDecodeKeyBlock);
-    value_rows_ = carver.Take<const float*>(kDecodeKeyBlock);
+    key_rows_ = carver.Take<const T*>(kDecodeKeyBlock);
+    value_rows_ = carver.Take<const T*>(kDecodeKeyBlock);
     return carver.used();
   }
 
@@ -153,16 +175,18 @@ class DecodeRun {
   void Start(const AttentionF32Args& args, std::int64_t first_row) {
     const FloatTag df;
     const size_t lanes = hn::Lanes(df);
-    const float scale = ScaleInLog2Units(args.scale);
-    const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
+    const Floats scale = hn::Set(df, ScaleInLog2Units(args.scale));
+    const size_t head_dim = static_cast<size_t>(args.head_dim);
+    const RowMap<const T> query = {static_cast<const T*>(args.query), args.query_stride, args.query_head_stride, args.group};
     for (size_t i = 0; i < rows_; ++i) {
       const std::int64_t row = first_row + static_cast<std::int64_t>(i);
       query_of_row_[i] = args.group == 1 ? row : row / args.group;
       head_of_row_[i] = row - query_of_row_[i] * args.group;
-      const float* HWY_RESTRICT from = query.At(row);
+      const T* HWY_RESTRICT from = query.At(row);
       float* HWY_RESTRICT to = query_ + i * query_floats_;
-      for (size_t d = 0; d < static_cast<size_t>(args.head_dim); ++d) to[d] = from[d] * scale;
-      for (size_t d = static_cast<size_t>(args.head_dim); d < query_floats_; ++d) to[d] = 0.0f;
+      size_t d = 0;
+      for (; d + lanes <= head_dim; d += lanes) hn::Store(hn::Mul(LoadElements(df, from + d), scale), df, to + d);
+      if (d < head_dim) hn::Store(hn::Mul(LoadPartial(df, from + d, head_dim - d), scale), df, to + d);
       shift_[i] = kLowestFloat;
       for (size_t e = 0; e < sum_floats_; e += lanes) hn::Store(hn::Zero(df), df, sums_ + i * sum_floats_ + e);
       hn::Store(hn::Zero(df), df, denominator_ + i * lanes);
@@ -191,8 +215,8 @@ class DecodeRun {
     static_assert(kStreamKeys == static_cast<size_t>(AttentionF32Args::keys_per_mark), "a mark is a stream's");
     if (!kShortRows && marks) order.count = KeepMarked(marks, order.count, order_);
     if (order.count == 0) return;
-    const auto first_run = RunOfKeys<float>(args, first_key, first_key + static_cast<std::int64_t>(end));
-    BlockRows key = {first_run.key, args.key_stride, nullptr}, value = {first_run.value, args.value_stride, nullptr};
+    const auto first_run = RunOfKeys<T>(args, first_key, first_key + static_cast<std::int64_t>(end));
+    BlockRows<T> key = {first_run.key, args.key_stride, nullptr}, value = {first_run.value, args.value_stride, nullptr};
     if (HWY_UNLIKELY(first_run.count < static_cast<std::int64_t>(end))) FindRows(args, first_key, end, key, value);
     if constexpr (kShortRows) {
       ComputeShortScores(args, key, value, end);
@@ -203,9 +227,8 @@ class DecodeRun {
     float old_shift[kRows];
     for (size_t i = 0; i < rows_; ++i) ApplyRowMask(args, i, first_key, span, old_shift);
     const size_t columns = static_cast<size_t>(args.value_dim);
-    const bool selects =
-        HWY_UNLIKELY(looks_at_values_) &&
-        HoldsNonFinite<float>(args, first_key + static_cast<std::int64_t>(begin), first_key + static_cast<std::int64_t>(end));
+    const bool selects = HWY_UNLIKELY(looks_at_values_) && HoldsNonFinite<T>(args, first_key + static_cast<std::int64_t>(begin),
+                                                                             first_key + static_cast<std::int64_t>(end));
     float alpha[kRows];
     ComputeAlpha(old_shift, alpha);
     for (size_t i = 0; i < rows_; ++i) {
@@ -223,7 +246,7 @@ class DecodeRun {
     for (size_t i = 0; i < rows_; ++i) {
       if (alpha[i] != 1.0f) ScaleSums(alpha[i], sums_ + i * sum_floats_);
     }
-    ValueRun run = {value, order.keys, order.count, scores_, sums_, sum_floats_, columns};
+    ValueRun<T> run = {value, order.keys, order.count, scores_, sums_, sum_floats_, columns};
     if (HWY_LIKELY(!selects)) return AddValuesOfOrder(run);
     for (size_t i = 0; i < rows_; ++i) {
       AddSelectedValues(run);
@@ -233,12 +256,12 @@ class DecodeRun {
   }
 
   // Of a block whose keys lie in several pages: where each of them is.
-  HWY_NOINLINE void FindRows(const AttentionF32Args& args, std::int64_t first_key, size_t keys, BlockRows& key,
-                             BlockRows& value) {
+  HWY_NOINLINE void FindRows(const AttentionF32Args& args, std::int64_t first_key, size_t keys, BlockRows<T>& key,
+                             BlockRows<T>& value) {
     for (size_t i = 0; i < keys;) {
       const auto run =
-          RunOfKeys<float>(args, first_key + static_cast<std::int64_t>(i), first_key + static_cast<std::int64_t>(keys));
-      const float *key_row = run.key, *value_row = run.value;
+          RunOfKeys<T>(args, first_key + static_cast<std::int64_t>(i), first_key + static_cast<std::int64_t>(keys));
+      const T *key_row = run.key, *value_row = run.value;
       for (const size_t run_end = i + static_cast<size_t>(run.count); i < run_end; ++i) {
         key_rows_[i] = key_row;
         value_rows_[i] = value_row;
@@ -250,8 +273,8 @@ class DecodeRun {
     value.apart = value_rows_;
   }
 
-  void ComputeScores(const AttentionF32Args& args, const BlockRows& key, const KeyOrder& order) {
-    const ScoreTile tile = {key, order.keys, query_, query_floats_, static_cast<size_t>(args.head_dim), scores_};
+  void ComputeScores(const AttentionF32Args& args, const BlockRows<T>& key, const KeyOrder& order) {
+    const ScoreTile<T> tile = {key, order.keys, query_, query_floats_, static_cast<size_t>(args.head_dim), scores_};
     if (rows_ >= DecodeLimits::kRows) {
       ScoresOfOrder<DecodeLimits::ScoreKeys(DecodeLimits::kRows)>(tile, order.count, rows_);
     } else {
@@ -259,8 +282,8 @@ class DecodeRun {
     }
   }
 
-  void ComputeShortScores(const AttentionF32Args& args, const BlockRows& key, const BlockRows& value, size_t keys) {
-    ScoreQuad quad;
+  void ComputeShortScores(const AttentionF32Args& args, const BlockRows<T>& key, const BlockRows<T>& value, size_t keys) {
+    ScoreQuad<T> quad;
     quad.query = query_;
     quad.query_floats = query_floats_;
     quad.head_dim = static_cast<size_t>(args.head_dim);
@@ -276,15 +299,15 @@ class DecodeRun {
     }
   }
 
-  void AddValuesOfShortRows(const AttentionF32Args& args, const BlockRows& key, std::int64_t first_key, size_t keys,
+  void AddValuesOfShortRows(const AttentionF32Args& args, const BlockRows<T>& key, std::int64_t first_key, size_t keys,
                             const float* alpha) {
     static constexpr float kOnes[kRows] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     for (size_t done = 0; done < keys; alpha = kOnes) {
       const auto run =
-          RunOfKeys<float>(args, first_key + static_cast<std::int64_t>(done), first_key + static_cast<std::int64_t>(keys));
+          RunOfKeys<T>(args, first_key + static_cast<std::int64_t>(done), first_key + static_cast<std::int64_t>(keys));
       const size_t count = static_cast<size_t>(run.count);
-      ValueStrip strip = {run.value, args.value_stride, count,   scores_ + done,  alpha,
-                          sums_,     sum_floats_,       nullptr, args.key_stride, static_cast<size_t>(args.head_dim)};
+      ValueStrip<T> strip = {run.value, args.value_stride, count,   scores_ + done,  alpha,
+                             sums_,     sum_floats_,       nullptr, args.key_stride, static_cast<size_t>(args.head_dim)};
       if (count == kShortRowBlock) {
         strip.next_key = Offset(key.first, static_cast<std::ptrdiff_t>(kShortRowBlock) * args.key_stride);
       }
@@ -299,7 +322,7 @@ class DecodeRun {
     for (size_t e = 0; e < sum_floats_; e += hn::Lanes(df)) hn::Store(hn::Mul(factor, hn::Load(df, sums + e)), df, sums + e);
   }
 
-  void AddValuesOfOrder(ValueRun run) {
+  void AddValuesOfOrder(ValueRun<T> run) {
     if (rows_ <= DecodeLimits::kRows) return AddValuesOfRows(run, rows_);
     // Rows that come later find their keys' values in the first-level cache.
     constexpr size_t kKeys = 16;
@@ -356,34 +379,26 @@ class DecodeRun {
   bool Finish(const AttentionF32Args& args, std::int64_t first_row) {
     const FloatTag df;
     const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
-    const RowMap<float> out = {args.out, args.out_stride, args.out_head_stride, args.group};
+    const RowMap<T> out = {static_cast<T*>(args.out), args.out_stride, args.out_head_stride, args.group};
     const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
     const RowMap<const float> sinks = {args.sink, 0, args.sink_stride, args.group};
     auto nan = hn::MaskFromVec(hn::Zero(df));
     for (size_t i = 0; i < rows_; ++i) {
       const std::int64_t row = first_row + static_cast<std::int64_t>(i);
       const float l = hn::GetLane(hn::SumOfLanes(df, hn::Load(df, denominator_ + i * lanes)));
-      float* to = args.partial ? args.partial + static_cast<size_t>(row - args.row_begin) * (value_dim + 2) : out.At(row);
       RowEnd end = {args.partial ? 1.0f : l == 0.0f ? 0.0f : 1.0f / l, 0.0f};
       const bool with_sink = args.sink != nullptr && !args.partial;
       if (with_sink) end = EndWithSink(shift_[i], l, *sinks.At(row));
-      const Floats factor = hn::Set(df, end.factor);
-      for (size_t e = 0; e < value_dim; e += lanes) {
-        // Adding 0 makes a zero positive: its sign would tell which masked keys were visited.
-        const Floats v = hn::MulAdd(hn::Load(df, sums_ + i * sum_floats_ + e), factor, hn::Zero(df));
-        nan = hn::Or(nan, hn::IsNaN(v));
-        if (e + lanes <= value_dim) {
-          hn::StoreU(v, df, to + e);
-        } else {
-          StorePartial(v, df, to + e, value_dim - e);
-        }
-      }
+      const float* sums = sums_ + i * sum_floats_;
       if (args.partial) {
+        float* to = args.partial + static_cast<size_t>(row - args.row_begin) * (value_dim + 2);
+        nan = hn::Or(nan, StoreRow(sums, value_dim, end.factor, to));
         to[value_dim] = shift_[i];
         to[value_dim + 1] = l;
-      } else if (args.lse) {
-        *lse.At(row) = with_sink ? end.lse : LogOfDenominator(shift_[i], l);
+        continue;
       }
+      nan = hn::Or(nan, StoreRow(sums, value_dim, end.factor, out.At(row)));
+      if (args.lse) *lse.At(row) = with_sink ? end.lse : LogOfDenominator(shift_[i], l);
     }
     return !hn::AllFalse(df, nan);
   }
@@ -399,30 +414,42 @@ class DecodeRun {
   std::int32_t* excluded_ = nullptr;  // [kDecodeKeyBlock]
   std::uint16_t* order_ = nullptr;    // [kDecodeKeyBlock + kSpareKeys]
   // [kDecodeKeyBlock], of a block whose keys lie in several pages.
-  const float** key_rows_ = nullptr;
-  const float** value_rows_ = nullptr;
+  const T** key_rows_ = nullptr;
+  const T** value_rows_ = nullptr;
   float shift_[kRows] = {};
   std::int64_t query_of_row_[kRows] = {}, head_of_row_[kRows] = {};
 };
 
-template <bool kShortRows>
+template <bool kShortRows, class T>
 static HWY_NOINLINE void DecodeRows(const AttentionF32Args& args) {
-  DecodeRun<kShortRows> run;
+  DecodeRun<kShortRows, T> run;
   run.Place(args.scratch, args.head_dim, args.value_dim);
   run.Rows(args);
 }
 
+template <class T>
 static void RunDecode(const AttentionF32Args& args) {
   const FlushDenormals flush;
   if (HWY_MAX(args.head_dim, args.value_dim) <= static_cast<std::int64_t>(kShortRow)) {
-    DecodeRows<true>(args);
+    DecodeRows<true, T>(args);
   } else {
-    DecodeRows<false>(args);
+    DecodeRows<false, T>(args);
   }
 }
 
+template <class T>
 static size_t DecodeScratchBytes(std::int64_t head_dim, std::int64_t value_dim, std::int64_t) {
-  return DecodeRun<false>().Place(nullptr, head_dim, value_dim);
+  return DecodeRun<false, T>().Place(nullptr, head_dim, value_dim);
+}
+
+template <class T>
+constexpr AttentionKernel DecodeKernel(const char* name) {
+  return {name,
+          static_cast<std::int32_t>(DecodeRun<false, T>::kRows),
+          static_cast<std::int32_t>(kDecodeKeyBlock),
+          &DecodeScratchBytes<T>,
+          &RunDecode<T>,
+          ElementOf<T>::value};
 }
 
 }  // namespace

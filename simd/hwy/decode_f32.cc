@@ -3,10 +3,11 @@
 
 #include "simd/hwy/kernel_name.h"
 
+HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 
 extern const AttentionKernel decode_f32;
-const AttentionKernel decode_f32 = {POLYHEAD_KERNEL_NAME("decode_f32"), DecodeRun<false>::kRows, kDecodeKeyBlock,
-                                    &DecodeScratchBytes, &RunDecode};
+const AttentionKernel decode_f32 = DecodeKernel<float>(POLYHEAD_KERNEL_NAME("decode_f32"));
 
 }  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -9,13 +9,14 @@ HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-constexpr size_t kShortRow = 48;  // floats
+constexpr size_t kShortRow = 48;  // elements
 constexpr size_t kShortRowBlock = 64;
 constexpr size_t kPrefetchRows = 4;
 
-// Four keys that follow one another.
+// Four keys that follow one another; K is of T.
+template <class T>
 struct ScoreQuad {
-  const float* key[4];
+  const T* key[4];
   const float* query;  // rows of query_floats floats, scaled, padded with zeros to whole vectors
   size_t query_floats;
   size_t head_dim;
@@ -30,19 +31,19 @@ struct ShortRowLimits {
   static constexpr size_t ValueVectors(size_t) { return 4; }
 };
 
-template <size_t kRows>
-static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad& quad) {
+template <size_t kRows, class T>
+static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad<T>& quad) {
   static_assert(kRows == 1, "vectors without a size can't be array elements");
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
   Floats a = hn::Zero(df), b = a, c = a, e = a;
   for (size_t d = 0; d < quad.head_dim; d += lanes) {
-    const auto valid = hn::FirstN(df, quad.head_dim - d);
+    const size_t left = quad.head_dim - d;
     const Floats q = hn::Load(df, quad.query + d);
-    a = hn::MulAdd(hn::MaskedLoad(valid, df, quad.key[0] + d), q, a);
-    b = hn::MulAdd(hn::MaskedLoad(valid, df, quad.key[1] + d), q, b);
-    c = hn::MulAdd(hn::MaskedLoad(valid, df, quad.key[2] + d), q, c);
-    e = hn::MulAdd(hn::MaskedLoad(valid, df, quad.key[3] + d), q, e);
+    a = hn::MulAdd(LoadFirst(df, quad.key[0] + d, left), q, a);
+    b = hn::MulAdd(LoadFirst(df, quad.key[1] + d, left), q, b);
+    c = hn::MulAdd(LoadFirst(df, quad.key[2] + d, left), q, c);
+    e = hn::MulAdd(LoadFirst(df, quad.key[3] + d, left), q, e);
   }
   StoreFourSums(df, a, b, c, e, quad.scores);
 }
@@ -59,8 +60,8 @@ struct ShortRowLimits {
   }
 };
 
-template <size_t kRows>
-static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad& quad) {
+template <size_t kRows, class T>
+static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad<T>& quad) {
   const FloatTag df;
   Floats sum[kRows][4];
   POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] =
@@ -69,7 +70,7 @@ static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad& quad) {
   size_t d = 0;
   for (; d + kFloatLanes <= quad.head_dim; d += kFloatLanes) {
     Floats k[4];
-    POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) k[i] = hn::LoadU(df, quad.key[i] + d);
+    POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) k[i] = LoadElements(df, quad.key[i] + d);
     POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
       const Floats q = hn::Load(df, query + row * quad.query_floats + d);
       POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
@@ -90,8 +91,8 @@ static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad& quad) {
 
 #endif  // HWY_HAVE_SCALABLE
 
-template <size_t kRows = ShortRowLimits::kScoreRows>
-HWY_INLINE void ScoresOfShortRows(ScoreQuad quad, size_t rows) {
+template <size_t kRows = ShortRowLimits::kScoreRows, class T>
+HWY_INLINE void ScoresOfShortRows(ScoreQuad<T> quad, size_t rows) {
   for (; rows >= kRows; rows -= kRows) {
     ScoresOfNeighbours<kRows>(quad);
     quad.query += kRows * quad.query_floats;
@@ -102,42 +103,42 @@ HWY_INLINE void ScoresOfShortRows(ScoreQuad quad, size_t rows) {
   }
 }
 
-// Sums of a few rows over a few vectors of value columns.
+// Sums of a few rows over a few vectors of value columns; K and V are of T.
+template <class T>
 struct ValueStrip {
-  const float* value;
+  const T* value;
   std::ptrdiff_t value_stride;
   size_t keys;
   const float* weights;  // rows of kDecodeKeyBlock floats
   const float* alpha;    // [row]
   float* sums;           // rows of sum_floats floats
   size_t sum_floats;
-  const float* next_key;  // nullptr: nothing to fetch
+  const T* next_key;  // nullptr: nothing to fetch
   std::ptrdiff_t key_stride;
   size_t head_dim;
 };
 
 #if HWY_HAVE_SCALABLE
 
-template <size_t kRows, size_t kVectors>
-static HWY_NOINLINE void AddStrip(const ValueStrip& strip, size_t columns) {
+template <size_t kRows, size_t kVectors, class T>
+static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
   static_assert(kRows == 1, "vectors without a size can't be array elements");
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
-  const auto valid0 = hn::FirstN(df, columns);
-  const auto valid1 = hn::FirstN(df, columns > lanes ? columns - lanes : 0);
-  const auto valid2 = hn::FirstN(df, columns > 2 * lanes ? columns - 2 * lanes : 0);
-  const auto valid3 = hn::FirstN(df, columns > 3 * lanes ? columns - 3 * lanes : 0);
+  const size_t left1 = columns > lanes ? columns - lanes : 0;
+  const size_t left2 = columns > 2 * lanes ? columns - 2 * lanes : 0;
+  const size_t left3 = columns > 3 * lanes ? columns - 3 * lanes : 0;
   const size_t at1 = kVectors > 1 ? lanes : 0, at2 = kVectors > 2 ? 2 * lanes : 0, at3 = kVectors > 3 ? 3 * lanes : 0;
   const Floats alpha = hn::Set(df, strip.alpha[0]);
   Floats c0 = hn::Mul(alpha, hn::Load(df, strip.sums)), c1 = hn::Mul(alpha, hn::Load(df, strip.sums + at1));
   Floats c2 = hn::Mul(alpha, hn::Load(df, strip.sums + at2)), c3 = hn::Mul(alpha, hn::Load(df, strip.sums + at3));
-  const float* HWY_RESTRICT value = strip.value;
+  const T* HWY_RESTRICT value = strip.value;
   for (size_t key = 0; key < strip.keys; ++key, value = Offset(value, strip.value_stride)) {
     const Floats p = hn::Set(df, strip.weights[key]);
-    c0 = hn::MulAdd(p, hn::MaskedLoad(valid0, df, value), c0);
-    if (kVectors > 1) c1 = hn::MulAdd(p, hn::MaskedLoad(valid1, df, value + at1), c1);
-    if (kVectors > 2) c2 = hn::MulAdd(p, hn::MaskedLoad(valid2, df, value + at2), c2);
-    if (kVectors > 3) c3 = hn::MulAdd(p, hn::MaskedLoad(valid3, df, value + at3), c3);
+    c0 = hn::MulAdd(p, LoadFirst(df, value, columns), c0);
+    if (kVectors > 1) c1 = hn::MulAdd(p, LoadFirst(df, value + at1, left1), c1);
+    if (kVectors > 2) c2 = hn::MulAdd(p, LoadFirst(df, value + at2, left2), c2);
+    if (kVectors > 3) c3 = hn::MulAdd(p, LoadFirst(df, value + at3, left3), c3);
   }
   hn::Store(c0, df, strip.sums);
   if (kVectors > 1) hn::Store(c1, df, strip.sums + at1);
@@ -148,8 +149,8 @@ static HWY_NOINLINE void AddStrip(const ValueStrip& strip, size_t columns) {
 #else  // vectors with a size
 
 // `columns` value columns; only the last vector may be incomplete.
-template <size_t kRows, size_t kVectors>
-static HWY_NOINLINE void AddStrip(const ValueStrip& strip, size_t columns) {
+template <size_t kRows, size_t kVectors, class T>
+static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
   const FloatTag df;
   Floats sum[kRows][kVectors];
   POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
@@ -158,7 +159,7 @@ static HWY_NOINLINE void AddStrip(const ValueStrip& strip, size_t columns) {
       sum[row][j] = hn::Mul(alpha, hn::Load(df, strip.sums + row * strip.sum_floats + j * kFloatLanes));
     }
   }
-  const float* HWY_RESTRICT value = strip.value;
+  const T* HWY_RESTRICT value = strip.value;
   const float* HWY_RESTRICT weights = strip.weights;
   const size_t rest = columns % kFloatLanes;
   for (size_t key = 0; key < strip.keys; ++key, value = Offset(value, strip.value_stride)) {
@@ -167,9 +168,9 @@ static HWY_NOINLINE void AddStrip(const ValueStrip& strip, size_t columns) {
                    strip.head_dim);
     }
     Floats v[kVectors];
-    POLYHEAD_UNROLL for (size_t j = 0; j + 1 < kVectors; ++j) v[j] = hn::LoadU(df, value + j * kFloatLanes);
-    const float* last = value + (kVectors - 1) * kFloatLanes;
-    v[kVectors - 1] = HWY_LIKELY(rest == 0) ? hn::LoadU(df, last) : LoadPartial(df, last, rest);
+    POLYHEAD_UNROLL for (size_t j = 0; j + 1 < kVectors; ++j) v[j] = LoadElements(df, value + j * kFloatLanes);
+    const T* last = value + (kVectors - 1) * kFloatLanes;
+    v[kVectors - 1] = HWY_LIKELY(rest == 0) ? LoadElements(df, last) : LoadPartial(df, last, rest);
     POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
       const Floats p = hn::Set(df, weights[row * kDecodeKeyBlock + key]);
       POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j) sum[row][j] = hn::MulAdd(p, v[j], sum[row][j]);
@@ -181,8 +182,8 @@ static HWY_NOINLINE void AddStrip(const ValueStrip& strip, size_t columns) {
 
 #endif  // HWY_HAVE_SCALABLE
 
-template <size_t kRows, size_t kVectors = ShortRowLimits::ValueVectors(kRows)>
-HWY_INLINE void AddColumnsOfStrip(ValueStrip strip, size_t columns) {
+template <size_t kRows, size_t kVectors = ShortRowLimits::ValueVectors(kRows), class T>
+HWY_INLINE void AddColumnsOfStrip(ValueStrip<T> strip, size_t columns) {
   const size_t whole = kVectors * hn::Lanes(FloatTag());
   while (columns + hn::Lanes(FloatTag()) > whole) {
     const size_t taken = HWY_MIN(columns, whole);
@@ -196,8 +197,8 @@ HWY_INLINE void AddColumnsOfStrip(ValueStrip strip, size_t columns) {
   if constexpr (kVectors > 1) AddColumnsOfStrip<kRows, kVectors - 1>(strip, columns);
 }
 
-template <size_t kRows = ShortRowLimits::kValueRows>
-HWY_INLINE void AddShortValues(ValueStrip strip, size_t rows, size_t columns) {
+template <size_t kRows = ShortRowLimits::kValueRows, class T>
+HWY_INLINE void AddShortValues(ValueStrip<T> strip, size_t rows, size_t columns) {
   for (; rows >= kRows; rows -= kRows) {
     AddColumnsOfStrip<kRows>(strip, columns);
     strip.weights += kRows * kDecodeKeyBlock;

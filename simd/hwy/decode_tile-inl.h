@@ -6,6 +6,7 @@
 #pragma once
 
 #include "simd/hwy/compat.h"
+#include "simd/hwy/element-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -81,27 +82,29 @@ HWY_INLINE void StoreFourSums(FloatTag df, Floats a, Floats b, Floats c, Floats 
 #endif
 }
 
-// Rows of a block of keys, or of their values: `stride` apart, or where pages put them.
+// Rows of a block of keys, or of their values: `stride` apart, or where pages put them. They are of T.
+template <class T>
 struct BlockRows {
-  const float* first;  // of key 0 of the block
+  const T* first;  // of key 0 of the block
   std::ptrdiff_t stride;
-  const float* const* apart;  // of each key of the block; nullptr: one stride serves them
+  const T* const* apart;  // of each key of the block; nullptr: one stride serves them
 
   // The rows of the keys keys[0] .. keys[kKeys - 1].
   template <size_t kKeys>
-  HWY_INLINE void Find(const std::uint16_t* HWY_RESTRICT keys, const float* (&rows)[kKeys]) const {
+  HWY_INLINE void Find(const std::uint16_t* HWY_RESTRICT keys, const T* (&rows)[kKeys]) const {
     if (HWY_LIKELY(apart == nullptr)) {
       POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) rows[i] = Offset(first, static_cast<std::ptrdiff_t>(keys[i]) * stride);
     } else {
       POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) rows[i] = apart[keys[i]];
     }
   }
-  const float* Row(size_t key) const { return apart ? apart[key] : Offset(first, static_cast<std::ptrdiff_t>(key) * stride); }
+  const T* Row(size_t key) const { return apart ? apart[key] : Offset(first, static_cast<std::ptrdiff_t>(key) * stride); }
 };
 
-// A few keys' scores.
+// A few keys' scores; K is of T.
+template <class T>
 struct ScoreTile {
-  BlockRows key;
+  BlockRows<T> key;
   const std::uint16_t* keys;  // the tile's
   const float* query;         // rows of query_floats floats, scaled, padded with zeros to whole vectors
   size_t query_floats;
@@ -109,9 +112,10 @@ struct ScoreTile {
   float* scores;  // rows of kDecodeKeyBlock floats
 };
 
-// Some keys' weighted values.
+// Some keys' weighted values; V is of T.
+template <class T>
 struct ValueRun {
-  BlockRows value;
+  BlockRows<T> value;
   const std::uint16_t* keys;
   size_t key_count;
   const float* weights;  // rows of kDecodeKeyBlock floats
@@ -128,35 +132,35 @@ struct DecodeLimits {
   static constexpr size_t ValueKeys(size_t) { return 4; }
 };
 
-template <size_t kRows, size_t kKeys>
-static HWY_NOINLINE void ScoresOfKeys(const ScoreTile& tile) {
+template <size_t kRows, size_t kKeys, class T>
+static HWY_NOINLINE void ScoresOfKeys(const ScoreTile<T>& tile) {
   static_assert(kRows == 1 && kKeys == 4, "vectors without a size can't be array elements");
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
-  const float* key[4];
+  const T* key[4];
   tile.key.Find(tile.keys, key);
   Floats a = hn::Zero(df), b = a, c = a, e = a;
   for (size_t d = 0; d < tile.head_dim; d += lanes) {
-    const auto valid = hn::FirstN(df, tile.head_dim - d);
+    const size_t left = tile.head_dim - d;
     const Floats q = hn::Load(df, tile.query + d);
-    a = hn::MulAdd(hn::MaskedLoad(valid, df, key[0] + d), q, a);
-    b = hn::MulAdd(hn::MaskedLoad(valid, df, key[1] + d), q, b);
-    c = hn::MulAdd(hn::MaskedLoad(valid, df, key[2] + d), q, c);
-    e = hn::MulAdd(hn::MaskedLoad(valid, df, key[3] + d), q, e);
+    a = hn::MulAdd(LoadFirst(df, key[0] + d, left), q, a);
+    b = hn::MulAdd(LoadFirst(df, key[1] + d, left), q, b);
+    c = hn::MulAdd(LoadFirst(df, key[2] + d, left), q, c);
+    e = hn::MulAdd(LoadFirst(df, key[3] + d, left), q, e);
   }
   float sums[4];
   StoreFourSums(df, a, b, c, e, sums);
   for (size_t i = 0; i < 4; ++i) tile.scores[tile.keys[i]] = sums[i];
 }
 
-template <size_t kRows, size_t kKeys>
-static HWY_NOINLINE void AddValues(const ValueRun& run) {
+template <size_t kRows, size_t kKeys, class T>
+static HWY_NOINLINE void AddValues(const ValueRun<T>& run) {
   static_assert(kRows == 1 && (kKeys == 1 || kKeys == 4), "vectors without a size can't be array elements");
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
   const std::uint16_t* HWY_RESTRICT keys = run.keys;
   for (size_t i = 0; i + kKeys <= run.key_count; i += kKeys, keys += kKeys) {
-    const float* value[kKeys];
+    const T* value[kKeys];
     Floats weight0 = hn::Set(df, run.weights[keys[0]]), weight1 = weight0, weight2 = weight0, weight3 = weight0;
     run.value.Find(keys, value);
     if (kKeys == 4) {
@@ -165,13 +169,13 @@ static HWY_NOINLINE void AddValues(const ValueRun& run) {
       weight3 = hn::Set(df, run.weights[keys[3]]);
     }
     for (size_t e = 0; e < run.columns; e += lanes) {
-      const auto valid = hn::FirstN(df, run.columns - e);
+      const size_t left = run.columns - e;
       Floats sum = hn::Load(df, run.sums + e);
-      sum = hn::MulAdd(weight0, hn::MaskedLoad(valid, df, value[0] + e), sum);
+      sum = hn::MulAdd(weight0, LoadFirst(df, value[0] + e, left), sum);
       if constexpr (kKeys == 4) {
-        sum = hn::MulAdd(weight1, hn::MaskedLoad(valid, df, value[1] + e), sum);
-        sum = hn::MulAdd(weight2, hn::MaskedLoad(valid, df, value[2] + e), sum);
-        sum = hn::MulAdd(weight3, hn::MaskedLoad(valid, df, value[3] + e), sum);
+        sum = hn::MulAdd(weight1, LoadFirst(df, value[1] + e, left), sum);
+        sum = hn::MulAdd(weight2, LoadFirst(df, value[2] + e, left), sum);
+        sum = hn::MulAdd(weight3, LoadFirst(df, value[3] + e, left), sum);
       }
       hn::Store(sum, df, run.sums + e);
     }
@@ -192,20 +196,20 @@ struct DecodeLimits {
   static constexpr size_t ValueKeys(size_t rows) { return kManyRegisters || rows <= 2 ? 4 : 2; }
 };
 
-template <size_t kRows, size_t kKeys>
-static HWY_NOINLINE void ScoresOfKeys(const ScoreTile& tile) {
+template <size_t kRows, size_t kKeys, class T>
+static HWY_NOINLINE void ScoresOfKeys(const ScoreTile<T>& tile) {
   const FloatTag df;
   Floats sum[kRows][kKeys];
   POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] =
       hn::Zero(df);
-  const float* key[kKeys];
+  const T* key[kKeys];
   tile.key.Find(tile.keys, key);
   const float* HWY_RESTRICT query = tile.query;
   const size_t query_floats = tile.query_floats, head_dim = tile.head_dim;
   size_t d = 0;
   for (; d + kFloatLanes <= head_dim; d += kFloatLanes) {
     Floats k[kKeys];
-    POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = hn::LoadU(df, key[i] + d);
+    POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = LoadElements(df, key[i] + d);
     POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
       const Floats q = hn::Load(df, query + row * query_floats + d);
       POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
@@ -237,13 +241,13 @@ static HWY_NOINLINE void ScoresOfKeys(const ScoreTile& tile) {
 }
 
 // Sums stay in the first-level cache: as many as there are would not fit the registers, and V is read best in whole rows.
-template <size_t kRows, size_t kKeys>
-static HWY_NOINLINE void AddValues(const ValueRun& run) {
+template <size_t kRows, size_t kKeys, class T>
+static HWY_NOINLINE void AddValues(const ValueRun<T>& run) {
   const FloatTag df;
   const size_t columns = run.columns, sum_floats = run.sum_floats, rest = columns % kFloatLanes;
   const std::uint16_t* HWY_RESTRICT keys = run.keys;
   for (size_t i = 0; i + kKeys <= run.key_count; i += kKeys, keys += kKeys) {
-    const float* value[kKeys];
+    const T* value[kKeys];
     Floats weight[kRows][kKeys];
     run.value.Find(keys, value);
     POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) {
@@ -254,7 +258,7 @@ static HWY_NOINLINE void AddValues(const ValueRun& run) {
     size_t e = 0;
     for (; e + kFloatLanes <= columns; e += kFloatLanes) {
       Floats v[kKeys];
-      POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) v[k] = hn::LoadU(df, value[k] + e);
+      POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) v[k] = LoadElements(df, value[k] + e);
       POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
         Floats sum = hn::Load(df, sums + row * sum_floats + e);
         POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) sum = hn::MulAdd(weight[row][k], v[k], sum);
@@ -276,8 +280,8 @@ static HWY_NOINLINE void AddValues(const ValueRun& run) {
 #endif  // HWY_HAVE_SCALABLE
 
 // One tile's keys and all rows.
-template <size_t kKeys, size_t kRows = DecodeLimits::kRows>
-HWY_INLINE void ScoresOfRows(ScoreTile tile, size_t rows) {
+template <size_t kKeys, size_t kRows = DecodeLimits::kRows, class T>
+HWY_INLINE void ScoresOfRows(ScoreTile<T> tile, size_t rows) {
   for (; rows >= kRows; rows -= kRows) {
     ScoresOfKeys<kRows, kKeys>(tile);
     tile.query += kRows * tile.query_floats;
@@ -288,13 +292,13 @@ HWY_INLINE void ScoresOfRows(ScoreTile tile, size_t rows) {
   }
 }
 
-template <size_t kKeys>
-HWY_INLINE void ScoresOfOrder(ScoreTile tile, size_t keys, size_t rows) {
+template <size_t kKeys, class T>
+HWY_INLINE void ScoresOfOrder(ScoreTile<T> tile, size_t keys, size_t rows) {
   for (size_t i = 0; i < keys; i += kKeys, tile.keys += kKeys) ScoresOfRows<kKeys>(tile, rows);
 }
 
-template <size_t kRows>
-HWY_INLINE void AddValuesOfTiles(ValueRun run) {
+template <size_t kRows, class T>
+HWY_INLINE void AddValuesOfTiles(ValueRun<T> run) {
   constexpr size_t kKeys = DecodeLimits::ValueKeys(kRows);
   AddValues<kRows, kKeys>(run);
   if (HWY_LIKELY(run.key_count % kKeys == 0)) return;
@@ -303,8 +307,8 @@ HWY_INLINE void AddValuesOfTiles(ValueRun run) {
   AddValues<kRows, 1>(run);
 }
 
-template <size_t kRows = DecodeLimits::kRows>
-HWY_INLINE void AddValuesOfRows(ValueRun run, size_t rows) {
+template <size_t kRows = DecodeLimits::kRows, class T>
+HWY_INLINE void AddValuesOfRows(ValueRun<T> run, size_t rows) {
   for (; rows >= kRows; rows -= kRows) {
     AddValuesOfTiles<kRows>(run);
     run.weights += kRows * kDecodeKeyBlock;

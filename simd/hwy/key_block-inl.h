@@ -3,6 +3,7 @@
 
 #include "simd/contract/attention.hpp"
 #include "simd/hwy/compat.h"
+#include "simd/hwy/element-inl.h"
 #include "simd/hwy/key_run-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -54,7 +55,8 @@ static HWY_NOINLINE Allowed ReadKeyMask(const std::uint8_t* mask, std::ptrdiff_t
 }
 
 // True when `rows` rows of `columns` values hold a NaN or an infinity.
-static HWY_NOINLINE bool HoldsNonFinite(const float* HWY_RESTRICT values, std::ptrdiff_t stride, size_t rows, size_t columns) {
+template <class T>
+static HWY_NOINLINE bool HoldsNonFinite(const T* HWY_RESTRICT values, std::ptrdiff_t stride, size_t rows, size_t columns) {
   const FloatTag df;
   const IntTag di;
   const size_t lanes = hn::Lanes(df);
@@ -65,11 +67,12 @@ static HWY_NOINLINE bool HoldsNonFinite(const float* HWY_RESTRICT values, std::p
   for (size_t row = 0; row < rows; ++row, values = Offset(values, stride)) {
     size_t column = 0;
     for (; column + lanes <= columns; column += lanes) {
-      max = hn::Max(max, hn::And(magnitude_bits, hn::BitCast(di, hn::LoadU(df, values + column))));
+      max = hn::Max(max, hn::And(magnitude_bits, hn::BitCast(di, LoadElements(df, values + column))));
     }
     for (; column < columns; ++column) {
+      const float value = ToFloat(values[column]);
       std::int32_t bits;
-      __builtin_memcpy(&bits, values + column, sizeof(bits));
+      __builtin_memcpy(&bits, &value, sizeof(bits));
       bits &= 0x7FFFFFFF;
       max_of_rest = HWY_MAX(max_of_rest, bits);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "simd/hwy/compat.h"
+#include "simd/hwy/element-inl.h"
 #include "simd/hwy/row_map-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,12 +21,12 @@ constexpr size_t kRowsAtOnce = hn::MaxLanes(BlockTag());
 using Block = hn::Vec<BlockTag>;
 using QuarterTag = hn::CappedTag<float, 4>;
 
-template <class Tag>
-HWY_INLINE hn::Vec<Tag> LoadRows(Tag tag, const float* const* row, size_t i, size_t column) {
+template <class Tag, class T>
+HWY_INLINE hn::Vec<Tag> LoadRows(Tag tag, const T* const* row, size_t i, size_t column) {
   const QuarterTag quarter;
-  const auto lower = hn::LoadU(quarter, row[i] + column);
+  const auto lower = LoadElements(quarter, row[i] + column);
   if constexpr (kRowsAtOnce == 8) {
-    return hn::Combine(tag, hn::LoadU(quarter, row[i + 4] + column), lower);
+    return hn::Combine(tag, LoadElements(quarter, row[i + 4] + column), lower);
   } else {
     (void)tag;
     return lower;
@@ -43,6 +44,17 @@ HWY_INLINE void StoreRows(Tag, hn::Vec<Tag> v, float* const* row, size_t i, size
     if (i < valid) hn::StoreU(v, quarter, row[i] + column);
   }
 }
+template <class Tag, class T>
+HWY_INLINE void StoreRows(Tag tag, hn::Vec<Tag> v, T* const* row, size_t i, size_t valid, size_t column) {
+  const Tag16<QuarterTag> quarter;
+  const Bits16<Tag> bits = Narrow(tag, v, T());
+  if constexpr (kRowsAtOnce == 8) {
+    if (i < valid) hn::StoreU(hn::LowerHalf(quarter, bits), quarter, &row[i][column].bits);
+    if (i + 4 < valid) hn::StoreU(hn::UpperHalf(quarter, bits), quarter, &row[i + 4][column].bits);
+  } else {
+    if (i < valid) hn::StoreU(bits, quarter, &row[i][column].bits);
+  }
+}
 
 HWY_INLINE void TransposeQuarters(BlockTag tag, Block& a, Block& b, Block& c, Block& d) {
   const Block ac_lower = hn::InterleaveLower(tag, a, c);
@@ -56,22 +68,22 @@ HWY_INLINE void TransposeQuarters(BlockTag tag, Block& a, Block& b, Block& c, Bl
 }
 
 // to[column * width + lane] = factor * row(first + lane)[column] for `width` lanes (whole vectors); lanes from `rows` on repeat
-// the last row, which costs nothing and keeps padding from ever being special. With kScale false the bits are moved as they
-// are, so that any 4-byte payload goes through.
-template <bool kScale>
-static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_t first, size_t rows, size_t width,
-                                     size_t columns, float factor, float* HWY_RESTRICT to, bool fetches_next = false) {
+// the last row, which costs nothing and keeps padding from ever being special. With kScale false the bits of f32 rows are moved
+// as they are, so that any 4-byte payload goes through.
+template <bool kScale, class T>
+static HWY_NOINLINE void RowsToLanes(const RowMap<const T>& map, std::int64_t first, size_t rows, size_t width, size_t columns,
+                                     float factor, float* HWY_RESTRICT to, bool fetches_next = false) {
   const BlockTag tag;
   const Block scale = hn::Set(tag, factor);
   const std::int64_t last = first + static_cast<std::int64_t>(rows) - 1;
   for (size_t lane = 0; lane < width; lane += kRowsAtOnce) {
-    const float* row[kRowsAtOnce];
+    const T* row[kRowsAtOnce];
     for (size_t i = 0; i < kRowsAtOnce; ++i) row[i] = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + i), last));
     float* HWY_RESTRICT out = to + lane;
     if (kScale && fetches_next && lane + kRowsAtOnce < rows) {  // the next rows: no hardware follows so many short streams
       for (size_t i = 0; i < kRowsAtOnce; ++i) {
-        const float* next = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + kRowsAtOnce + i), last));
-        for (size_t d = 0; d < columns; d += 16) __builtin_prefetch(next + d, 0, 3);
+        const T* next = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + kRowsAtOnce + i), last));
+        for (size_t d = 0; d < columns; d += 64 / sizeof(T)) __builtin_prefetch(next + d, 0, 3);
       }
     }
     size_t column = 0;
@@ -94,9 +106,10 @@ static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_
     }
     for (; column < columns; ++column) {
       for (size_t i = 0; i < kRowsAtOnce; ++i) {
-        if (kScale) {
-          out[column * width + i] = factor * row[i][column];
+        if constexpr (kScale) {
+          out[column * width + i] = factor * ToFloat(row[i][column]);
         } else {
+          static_assert(hwy::IsSame<T, float>(), "widening is no move of bits");
           __builtin_memcpy(&out[column * width + i], row[i] + column, sizeof(float));
         }
       }
@@ -107,15 +120,16 @@ static HWY_NOINLINE void RowsToLanes(const RowMap<const float>& map, std::int64_
 // row(first + lane)[column] = factor[lane] * from[column * width + lane] for the first `rows` lanes. Adding 0 makes a zero
 // positive: its sign would tell which masked keys were visited. Returns true when some result is NaN: NaN stays in a sum of
 // products, which takes half an operation a vector. Results that are infinite, or of which products are, may pass for NaN.
+template <class T>
 static HWY_NOINLINE bool LanesToRows(const float* HWY_RESTRICT from, size_t width, const float* HWY_RESTRICT factor,
-                                     size_t rows, size_t columns, const RowMap<float>& map, std::int64_t first) {
+                                     size_t rows, size_t columns, const RowMap<T>& map, std::int64_t first) {
   const BlockTag tag;
   const Block zero = hn::Zero(tag);
   Block product = zero;
   bool nan_in_rest = false;
   for (size_t lane = 0; lane < rows; lane += kRowsAtOnce) {
     const size_t valid = HWY_MIN(rows - lane, kRowsAtOnce);
-    float* row[kRowsAtOnce];
+    T* row[kRowsAtOnce];
     for (size_t i = 0; i < kRowsAtOnce; ++i) row[i] = map.At(first + static_cast<std::int64_t>(lane + HWY_MIN(i, valid - 1)));
     const Block scale = hn::Load(tag, factor + lane);
     size_t column = 0;
@@ -142,7 +156,7 @@ static HWY_NOINLINE bool LanesToRows(const float* HWY_RESTRICT from, size_t widt
     for (; column < columns; ++column) {
       for (size_t i = 0; i < valid; ++i) {
         const float result = factor[lane + i] * from[column * width + lane + i] + 0.0f;
-        row[i][column] = result;
+        row[i][column] = FromFloat<T>(result);
         nan_in_rest |= result != result;
       }
     }

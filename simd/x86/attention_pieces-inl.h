@@ -25,7 +25,8 @@ static HWY_NOINLINE void PackQuery(const AttentionF32Args& args, std::int64_t fi
   const FloatTag df;
   const IntTag di;
   const size_t head_dim = static_cast<size_t>(args.head_dim);
-  const RowMap<const float> query = {args.query, args.query_stride, args.query_head_stride, args.group};
+  const RowMap<const float> query = {static_cast<const float*>(args.query), args.query_stride, args.query_head_stride,
+                                     args.group};
   RowsToLanes<true>(query, first_row, rows, 32, head_dim, scale, lanes_of_rows);
   for (size_t j = 0; j < 32; j += hn::Lanes(df)) {
     Ints largest = hn::Zero(di);

@@ -124,7 +124,7 @@ struct TileWorkspace {
     max = carver.Take<float>(kBlockRows);
     sum = carver.Take<float>(kBlockRows);
     nowhere = carver.Take<float>(32 * kBlockRows);
-    const size_t plain_bytes = AttentionScratchBytes<TileLimits>(head_dim, value_dim, key_count);
+    const size_t plain_bytes = AttentionScratchBytes<TileLimits, float>(head_dim, value_dim, key_count);
     plain = carver.Take<unsigned char>(plain_bytes);
     return carver.used();
   }
@@ -208,7 +208,7 @@ class TileAttentionRun {
   }
 
   void Finish(PieceBlock& block) {
-    FinishBlock(args_, block, space_.max);
+    FinishBlock<float>(args_, block, space_.max);
     for (size_t lane = 0; lane < block.rows; ++lane) {
       if (HWY_LIKELY(block.apart[lane] == 0)) continue;
       const size_t first = lane;
@@ -218,7 +218,7 @@ class TileAttentionRun {
       rows.row_end = block.first_row + static_cast<std::int64_t>(lane) + 1;
       if (rows.partial) rows.partial += (rows.row_begin - args_.row_begin) * (args_.value_dim + 2);
       rows.scratch = space_.plain;
-      ComputeRows<TileLimits>(rows);
+      ComputeRows<TileLimits, float>(rows);
     }
   }
 

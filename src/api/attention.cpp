@@ -13,6 +13,7 @@
 #include "api/mask_inputs.hpp"
 #include "api/runtime_state.hpp"
 #include "api/sequence_inputs.hpp"
+#include "dispatch/kernel_table.hpp"
 #include "plan/attention_plan.hpp"
 #include "plan/attention_weights.hpp"
 #include "platform/rounding.hpp"
@@ -39,6 +40,21 @@ using api::check_precision;
 using api::check_tensor;
 using api::fail;
 using api::read_heads;
+
+bool is_served(DType dtype) {
+  const std::vector<DType>& served = dispatch::attention_dtypes();
+  return std::find(served.begin(), served.end(), dtype) != served.end();
+}
+
+// "f32, bf16 or f16"
+std::string served_dtypes() {
+  const std::vector<DType>& served = dispatch::attention_dtypes();
+  std::string text;
+  for (std::size_t i = 0; i < served.size(); ++i) {
+    text += std::string(i == 0 ? "" : i + 1 < served.size() ? ", " : " or ") + name(served[i]);
+  }
+  return text;
+}
 
 void check_size(const char* name, std::int64_t value, std::int64_t least) {
   if (value < least) fail(name, std::to_string(value), std::to_string(least) + " or more");
@@ -71,14 +87,15 @@ AttentionSpec resolve(AttentionSpec spec) {
   }
   check_mask("AttentionSpec.mask", spec.mask);
   check_precision("AttentionSpec.precision", spec.precision);
-  if (spec.dtype != DType::f32) {
-    throw Error(ErrorCode::unsupported, std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves f32");
+  if (!is_served(spec.dtype)) {
+    throw Error(ErrorCode::unsupported,
+                std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves " + served_dtypes());
   }
   return spec;
 }
 
 plan::AttentionShape shape_of(const AttentionSpec& spec) {
-  return {spec.batch, spec.heads, spec.kv_heads, spec.query_length, spec.key_length, spec.head_dim, spec.value_dim};
+  return {spec.batch, spec.heads, spec.kv_heads, spec.query_length, spec.key_length, spec.head_dim, spec.value_dim, spec.dtype};
 }
 
 double scale_of(const AttentionSpec& spec) {
@@ -86,8 +103,8 @@ double scale_of(const AttentionSpec& spec) {
 }
 
 void byte_strides(const TensorView& view, std::ptrdiff_t strides[3]) {
-  for (int i = 0; i < 3; ++i)
-    strides[i] = view.shape[i] == 1 ? 0 : view.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
+  const std::int64_t item = size_in_bytes(view.dtype);
+  for (int i = 0; i < 3; ++i) strides[i] = view.shape[i] == 1 ? 0 : view.strides[i] * item;
 }
 
 bool last_is_contiguous(const TensorView& view) {
@@ -95,7 +112,7 @@ bool last_is_contiguous(const TensorView& view) {
 }
 
 std::size_t packed_bytes(const TensorView& view) {
-  return last_is_contiguous(view) ? 0 : static_cast<std::size_t>(view.element_count() + 16) * sizeof(float);
+  return last_is_contiguous(view) ? 0 : whole_lines(static_cast<std::size_t>(view.element_count() * size_in_bytes(view.dtype)));
 }
 
 // A [batch, heads, length, dim] copy job, cut over (batch, head) so that threads share it.
@@ -104,7 +121,9 @@ struct CopyJob {
   const TensorView* to;
 };
 
-void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const TensorView& to) {
+// Element is any type of the dtype's size: bits are moved, whatever they mean.
+template <class Element>
+void copy_elements(graph::Scheduler& scheduler, const TensorView& from, const TensorView& to) {
   CopyJob job{&from, &to};
   scheduler.parallel_for(
       static_cast<std::size_t>(from.shape[0] * from.shape[1]),
@@ -113,8 +132,8 @@ void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const Tens
         const TensorView &source = *copy.from, &target = *copy.to;
         const std::int64_t batch = static_cast<std::int64_t>(index) / source.shape[1],
                            head = static_cast<std::int64_t>(index) % source.shape[1];
-        const float* read = static_cast<const float*>(source.data) + batch * source.strides[0] + head * source.strides[1];
-        float* write = static_cast<float*>(target.data) + batch * target.strides[0] + head * target.strides[1];
+        const Element* read = static_cast<const Element*>(source.data) + batch * source.strides[0] + head * source.strides[1];
+        Element* write = static_cast<Element*>(target.data) + batch * target.strides[0] + head * target.strides[1];
         for (std::int64_t t = 0; t < source.shape[2]; ++t) {
           for (std::int64_t d = 0; d < source.shape[3]; ++d) {
             write[t * target.strides[2] + d * target.strides[3]] = read[t * source.strides[2] + d * source.strides[3]];
@@ -124,10 +143,15 @@ void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const Tens
       &job);
 }
 
+void copy_tensor(graph::Scheduler& scheduler, const TensorView& from, const TensorView& to) {
+  if (size_in_bytes(from.dtype) == sizeof(std::uint16_t)) return copy_elements<std::uint16_t>(scheduler, from, to);
+  copy_elements<float>(scheduler, from, to);
+}
+
 // A contiguous stand-in at *memory for a view whose last dimension is not contiguous; advances *memory.
-TensorView stand_in(const TensorView& view, float** memory) {
-  TensorView packed(*memory, DType::f32, view.rank, view.shape.data());
-  *memory += (view.element_count() + 15) / 16 * 16;
+TensorView stand_in(const TensorView& view, char** memory) {
+  TensorView packed(*memory, view.dtype, view.rank, view.shape.data());
+  *memory += packed_bytes(view);
   return packed;
 }
 
@@ -165,9 +189,9 @@ class AttentionPlanState {
     const bool out_is_packed = !last_is_contiguous(out);
     const std::size_t table_bytes = cached ? whole_lines(static_cast<std::size_t>(shape.batch) * sizeof(plan::KeyPages)) : 0;
     const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out);
-    char* const side = bytes + table_bytes > 0 ? static_cast<char*>(lease.side_memory(table_bytes + bytes + 4 * 64)) : nullptr;
+    char* const side = bytes + table_bytes > 0 ? static_cast<char*>(lease.side_memory(table_bytes + bytes)) : nullptr;
     if (bytes > 0) {
-      auto* memory = reinterpret_cast<float*>(side + table_bytes);
+      char* memory = side + table_bytes;
       for (TensorView* view : {&query, &key, &value}) {
         if (last_is_contiguous(*view)) continue;
         const TensorView packed = stand_in(*view, &memory);
@@ -176,10 +200,10 @@ class AttentionPlanState {
       }
       if (out_is_packed) out = stand_in(out, &memory);
     }
-    operands.query = static_cast<const float*>(query.data);
-    operands.key = static_cast<const float*>(key.data);
-    operands.value = static_cast<const float*>(value.data);
-    operands.out = static_cast<float*>(out.data);
+    operands.query = query.data;
+    operands.key = key.data;
+    operands.value = value.data;
+    operands.out = out.data;
     byte_strides(query, operands.query_strides);
     byte_strides(key, operands.key_strides);
     byte_strides(value, operands.value_strides);
@@ -247,7 +271,7 @@ class AttentionPlanState {
 
     TensorView query = inputs.query, key = inputs.key;
     if (const std::size_t bytes = packed_bytes(query) + packed_bytes(key)) {
-      auto* memory = static_cast<float*>(lease.side_memory(bytes + 2 * 64));
+      auto* memory = static_cast<char*>(lease.side_memory(bytes + 2 * 64));
       for (TensorView* view : {&query, &key}) {
         if (last_is_contiguous(*view)) continue;
         const TensorView packed = stand_in(*view, &memory);
@@ -255,8 +279,8 @@ class AttentionPlanState {
         *view = packed;
       }
     }
-    operands.query = static_cast<const float*>(query.data);
-    operands.key = static_cast<const float*>(key.data);
+    operands.query = query.data;
+    operands.key = key.data;
     byte_strides(query, operands.query_strides);
     byte_strides(key, operands.key_strides);
     plan::run_weights(operands, wanted, kernels, plan_.scheduler());
@@ -321,14 +345,15 @@ class AttentionPlanState {
 
   // Shapes against the spec and each other; returns the tensors' shape.
   plan::AttentionShape check_query_and_key(const AttentionInputs& inputs, const CachedAttentionInputs* cached = nullptr) const {
-    check_tensor("query", inputs.query, DType::f32, {spec_.mask.is_packed ? 1 : -1, spec_.heads, -1, spec_.head_dim});
+    const DType dtype = spec_.dtype;
+    check_tensor("query", inputs.query, dtype, {spec_.mask.is_packed ? 1 : -1, spec_.heads, -1, spec_.head_dim});
     plan::AttentionShape shape = shape_of(spec_);
     shape.batch = inputs.query.shape[0];
     shape.query_length = inputs.query.shape[2];
     if (cached) {
       shape.key_length = api::check_cache(spec_, *cached, shape.batch, shape.query_length);
     } else {
-      check_tensor("key", inputs.key, DType::f32, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
+      check_tensor("key", inputs.key, dtype, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
       shape.key_length = inputs.key.shape[2];
     }
     api::check_mask_given(given_mask(cached), mask_inputs(inputs));
@@ -341,9 +366,9 @@ class AttentionPlanState {
   plan::AttentionShape check_shapes(const AttentionInputs& inputs, const CachedAttentionInputs* cached) const {
     const plan::AttentionShape shape = check_query_and_key(inputs, cached);
     if (!cached) {
-      check_tensor("value", inputs.value, DType::f32, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
+      check_tensor("value", inputs.value, spec_.dtype, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
     }
-    check_tensor("out", inputs.out, DType::f32, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
+    check_tensor("out", inputs.out, spec_.dtype, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
     if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {shape.batch, spec_.heads, shape.query_length});
     return shape;
   }
@@ -490,7 +515,7 @@ std::shared_ptr<const detail::AttentionPlanState> find_plan(const Runtime& runti
         mask.has_prefix, mask.has_segments, spec.length_invariant, spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
   }
-  key.add(flags << 8 | static_cast<std::uint64_t>(spec.precision));
+  key.add(flags << 16 | static_cast<std::uint64_t>(spec.dtype) << 8 | static_cast<std::uint64_t>(spec.precision));
   return runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
       key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });
 }
@@ -498,10 +523,14 @@ std::shared_ptr<const detail::AttentionPlanState> find_plan(const Runtime& runti
 }  // namespace
 
 void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options) {
-  if (inputs.query.rank != 4) fail("query", inputs.query.describe(), "f32 [batch, heads, query_length, head_dim]");
-  if (inputs.key.rank != 4) fail("key", inputs.key.describe(), "f32 [batch, kv_heads, key_length, head_dim]");
-  if (inputs.value.rank != 4) fail("value", inputs.value.describe(), "f32 [batch, kv_heads, key_length, value_dim]");
+  if (inputs.query.rank != 4 || !is_served(inputs.query.dtype)) {
+    fail("query", inputs.query.describe(), served_dtypes() + " [batch, heads, query_length, head_dim]");
+  }
+  const std::string dtype = name(inputs.query.dtype);  // short enough to need no memory
+  if (inputs.key.rank != 4) fail("key", inputs.key.describe(), dtype + " [batch, kv_heads, key_length, head_dim]");
+  if (inputs.value.rank != 4) fail("value", inputs.value.describe(), dtype + " [batch, kv_heads, key_length, value_dim]");
   AttentionSpec spec;
+  spec.dtype = inputs.query.dtype;
   spec.batch = bucket(inputs.query.shape[0]);
   spec.heads = inputs.query.shape[1];
   spec.kv_heads = inputs.key.shape[1];
@@ -521,9 +550,12 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
 
 void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, const AttentionOptions& options) {
   if (inputs.cache == nullptr) fail("cache", "not given", "a KvCache");
-  if (inputs.query.rank != 4) fail("query", inputs.query.describe(), "f32 [batch, heads, query_length, head_dim]");
   const KvCacheSpec& cache = inputs.cache->spec();
+  if (inputs.query.rank != 4) {
+    fail("query", inputs.query.describe(), std::string(name(cache.dtype)) + " [batch, heads, query_length, head_dim]");
+  }
   AttentionSpec spec;
+  spec.dtype = cache.dtype;
   spec.batch = bucket(inputs.query.shape[0]);
   spec.heads = inputs.query.shape[1];
   spec.kv_heads = cache.kv_heads;

@@ -66,6 +66,9 @@ std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs&
     fail("AttentionSpec.mask", "one with query lengths, packed sequences, prefixes, segments or blocks",
          "one without these, which do not go with a cache");
   }
+  if (spec.dtype != cache_spec.dtype) {
+    fail("AttentionSpec.dtype", name(spec.dtype), std::string(name(cache_spec.dtype)) + ", the cache's dtype");
+  }
   check_same("AttentionSpec.kv_heads", spec.kv_heads, "kv_heads", cache_spec.kv_heads);
   check_same("AttentionSpec.head_dim", spec.head_dim, "head_dim", cache_spec.head_dim);
   check_same("AttentionSpec.value_dim", spec.value_dim, "value_dim", cache_spec.value_dim);

@@ -89,7 +89,12 @@ TensorView::TensorView(const void* data_in, DType dtype_in, int rank_in, const s
 
 TensorView TensorView::blhd(const float* memory_start, std::int64_t batch, std::int64_t length, std::int64_t heads,
                             std::int64_t dim) {
-  TensorView memory(memory_start, DType::f32, {batch, length, heads, dim});  // checks sizes and overflow
+  return blhd(memory_start, DType::f32, batch, length, heads, dim);
+}
+
+TensorView TensorView::blhd(const void* memory_start, DType dtype, std::int64_t batch, std::int64_t length, std::int64_t heads,
+                            std::int64_t dim) {
+  TensorView memory(memory_start, dtype, {batch, length, heads, dim});  // checks sizes and overflow
   TensorView view = memory;
   view.shape[1] = heads;
   view.shape[2] = length;

@@ -72,22 +72,18 @@ std::vector<int> chosen_threads(const std::string& list) {
   return counts;
 }
 
-// Data types that attention has kernels for, by the names of the kernel table.
-void check_dtype(const std::string& wanted) {
-  const std::string kind = "attention_";
+DType chosen_dtype(const std::string& wanted) {
   std::vector<std::string> built;
-  for (const dispatch::KernelRow& row : dispatch::kernel_rows()) {
-    const std::string name = row.kind;
-    if (name.rfind(kind, 0) == 0) bench::add_once(built, name.substr(kind.size()));
+  for (const DType dtype : dispatch::attention_dtypes()) {
+    if (wanted == name(dtype)) return dtype;
+    built.emplace_back(name(dtype));
   }
-  if (std::find(built.begin(), built.end(), wanted) == built.end()) {
-    throw UsageError(
-        fmt::format("--dtype: this build has no attention kernels for '{}'; it has {}", wanted, fmt::join(built, ", ")));
-  }
+  throw UsageError(
+      fmt::format("--dtype: this build has no attention kernels for '{}'; it has {}", wanted, fmt::join(built, ", ")));
 }
 
 std::vector<BenchWorkload> chosen_workloads(const Options& options) {
-  check_dtype(options.dtype);
+  const DType dtype = chosen_dtype(options.dtype);
   const bool without_value = options.causal.empty() || options.causal == "true";  // what --causal alone leaves
   const Causal causal = !options.is_causal ? Causal::none : without_value ? Causal::bottom_right : parse_causal(options.causal);
   const Mask window = parse_window(options.window);
@@ -103,6 +99,15 @@ std::vector<BenchWorkload> chosen_workloads(const Options& options) {
   if (chosen.empty()) {
     throw UsageError(
         "name a workload, a pattern such as 'bert-*', or all, or give --shape; polyhead bench --list shows the names");
+  }
+  if (dtype == DType::f32) return chosen;
+  if (!options.plugins.empty()) throw UsageError("--plugin: plugins compute on f32, and --dtype is " + options.dtype);
+  for (BenchWorkload& workload : chosen) {
+    if (!workload.is_attention) {
+      throw UsageError(
+          fmt::format("--dtype: layers compute on f32 only; '{}' is no attention for {}", workload.name, options.dtype));
+    }
+    workload = workload.of_dtype(dtype);
   }
   return chosen;
 }
@@ -297,7 +302,7 @@ Command add_bench(CLI::App& parent) {
   app->add_option("--window", options->window, "For --shape: LEFT,RIGHT keys around the diagonal; -1 for no limit")
       ->type_name("L,R");
   app->add_flag("--key-lengths", options->key_lengths, "For --shape: key lengths differ over the batch, s - (7 i mod s/2)");
-  app->add_option("--dtype", options->dtype, "Data type of the operands (f32)")->type_name("NAME");
+  app->add_option("--dtype", options->dtype, "Data type of attention's operands: f32, bf16 or f16 (f32)")->type_name("NAME");
   app->add_option("--isa", options->isas, "Instruction sets, with commas between, or all (the best one)")->type_name("NAMES");
   app->add_option("--threads", options->threads,
                   "Numbers of threads, with commas between; 0: as many as this process may use (0); all: 1 and 0")

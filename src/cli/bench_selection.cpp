@@ -60,6 +60,14 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
+BenchWorkload BenchWorkload::of_dtype(DType dtype) const {
+  BenchWorkload workload = *this;
+  workload.attention = attention.of_dtype(dtype);
+  workload.name = attention_prefix + workload.attention.name;
+  workload.label += std::string("-") + polyhead::name(dtype);
+  return workload;
+}
+
 std::string BenchWorkload::describe() const {
   if (is_attention) return attention.describe();
   return fmt::format("b={} t={} width={} h={}", layer.batch, layer.length, layer.d_model, layer.heads);

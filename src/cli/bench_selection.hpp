@@ -19,6 +19,8 @@ struct BenchWorkload {
   bench::LayerKind layer_kind = bench::LayerKind::attention;
   bench::LayerWorkload layer;
 
+  // Attention on operands of another data type than f32: its name and label end in it.
+  BenchWorkload of_dtype(DType dtype) const;
   std::string describe() const;  // "b=8 h=12 t=128 s=128 d=64", "b=8 t=128 width 768 h=12"
 };
 

@@ -76,16 +76,18 @@ void print_for_people(const Runtime& runtime) {
 
   const dispatch::KernelTable& table = dispatch::kernel_table(runtime.isa());
   fmt::print("\nKernels that serve {}:\n", name(runtime.isa()));
-  fmt::print("  {:<24} rows a block {}, keys a block {}\n", table.attention_f32->name, table.attention_f32->row_block,
-             table.attention_f32->key_block);
-  fmt::print("  {:<24} rows a block {}, keys a block {}\n", table.decode_f32->name, table.decode_f32->row_block,
-             table.decode_f32->key_block);
+  std::vector<const char*> others;
+  for (const DType dtype : dispatch::attention_dtypes()) {
+    const dispatch::AttentionKernels attention = dispatch::attention_kernels(table, dtype);
+    for (const simd::AttentionKernel* kernel : {attention.transposed, attention.decode}) {
+      fmt::print("  {:<24} rows a block {}, keys a block {}\n", kernel->name, kernel->row_block, kernel->key_block);
+    }
+    others.push_back(attention.merge->name);
+  }
   fmt::print("  {:<24} panels of {} columns, tiles of {} rows\n", table.gemm_f32->name, table.gemm_f32->panel_width,
              table.gemm_f32->row_tile);
-  for (const char* other :
-       {table.merge_f32->name, table.layer_norm_f32->name, table.softmax_f32->name, table.activation_f32->name}) {
-    fmt::print("  {}\n", other);
-  }
+  others.insert(others.end(), {table.layer_norm_f32->name, table.softmax_f32->name, table.activation_f32->name});
+  for (const char* other : others) fmt::print("  {}\n", other);
 }
 
 }  // namespace

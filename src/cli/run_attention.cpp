@@ -20,9 +20,9 @@ struct Options {
 };
 
 void run_attention(Options& options) {
-  const io::Array query = read_f32("--query", options.query, 4, 4);
-  const io::Array key = read_f32("--key", options.key, 4, 4);
-  const io::Array value = read_f32("--value", options.value, 4, 4);
+  const io::Array query = read_operand("--query", options.query);
+  const io::Array key = read_operand("--key", options.key);
+  const io::Array value = read_operand("--value", options.value);
   options.mask.read();
   const TensorView& q = query.view();
 
@@ -34,6 +34,7 @@ void run_attention(Options& options) {
   spec.key_length = key.view().shape[2];
   spec.head_dim = q.shape[3];
   spec.value_dim = value.view().shape[3];
+  spec.dtype = q.dtype;
   spec.scale = options.scale;
   spec.precision = parse_precision(options.precision);
   spec.mask = options.mask.mask();
@@ -41,7 +42,7 @@ void run_attention(Options& options) {
   const AttentionPlan plan(spec, runtime);
   if (options.explain) fmt::print("{}\n", plan.explain());
 
-  const io::Array out(DType::f32, {spec.batch, spec.heads, spec.query_length, spec.value_dim});
+  const io::Array out(spec.dtype, {spec.batch, spec.heads, spec.query_length, spec.value_dim});
   const io::Array lse = options.lse.empty() ? io::Array() : io::Array(DType::f32, {spec.batch, spec.heads, spec.query_length});
   AttentionInputs inputs;
   inputs.query = q;
@@ -63,10 +64,10 @@ void run_attention(Options& options) {
 Command add_run_attention(CLI::App& parent) {
   auto options = std::make_shared<Options>();
   CLI::App* const app = parent.add_subcommand("attention", "Scaled dot-product attention on .npy files");
-  app->add_option("--query", options->query, "float32 [B, H, T, D]")->required()->type_name("NPY");
-  app->add_option("--key", options->key, "float32 [B, G, S, D]; G divides H")->required()->type_name("NPY");
-  app->add_option("--value", options->value, "float32 [B, G, S, E]")->required()->type_name("NPY");
-  app->add_option("--out", options->out, "Written: float32 [B, H, T, E]")->required()->type_name("NPY");
+  app->add_option("--query", options->query, "float32 or float16 [B, H, T, D]")->required()->type_name("NPY");
+  app->add_option("--key", options->key, "[B, G, S, D] of query's type; G divides H")->required()->type_name("NPY");
+  app->add_option("--value", options->value, "[B, G, S, E] of query's type")->required()->type_name("NPY");
+  app->add_option("--out", options->out, "Written: [B, H, T, E] of query's type")->required()->type_name("NPY");
   app->add_option("--lse", options->lse, "Written: float32 [B, H, T], the natural log of each softmax denominator")
       ->type_name("NPY");
   app->add_option("--scale", options->scale, "Factor on the scores (1 / sqrt(D))")->type_name("X");

@@ -18,6 +18,16 @@ std::string shape_text(const TensorView& view) {
   return fmt::format("{}[{}]", name(view.dtype), fmt::join(view.shape.begin(), view.shape.begin() + view.rank, ", "));
 }
 
+io::Array read_operand(const char* option, const std::string& path) {
+  io::Array array = io::read_npy(path);
+  const TensorView& view = array.view();
+  if (view.dtype != DType::f32 && view.dtype != DType::f16) {
+    unfit(option, path, view, "f32 or f16 (numpy: array.astype(numpy.float32))");
+  }
+  if (view.rank != 4) unfit(option, path, view, "4 dimensions");
+  return array;
+}
+
 io::Array read_f32(const char* option, const std::string& path, int least_rank, int most_rank) {
   io::Array array = io::read_npy(path);
   const TensorView& view = array.view();

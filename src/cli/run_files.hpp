@@ -16,6 +16,9 @@ namespace polyhead::cli {
 // file for another data type or rank.
 io::Array read_f32(const char* option, const std::string& path, int least_rank, int most_rank);
 
+// An array of rank 4 of a data type that attention takes and .npy files can hold: 32-bit or 16-bit floats. Errors: likewise.
+io::Array read_operand(const char* option, const std::string& path);
+
 // --causal, --window, --key-lengths, --mask and --bias.
 class MaskOptions {
  public:

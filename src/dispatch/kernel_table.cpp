@@ -88,6 +88,40 @@ std::vector<Isa> built_isas() {
   return isas;
 }
 
+const std::vector<DType>& attention_dtypes() {
+  static const std::vector<DType> dtypes = {
+      DType::f32,
+#if defined(POLYHEAD_HAVE_BF16)
+      DType::bf16,
+#endif
+#if defined(POLYHEAD_HAVE_F16)
+      DType::f16,
+#endif
+  };
+  return dtypes;
+}
+
+AttentionKernels attention_kernels(const KernelTable& table, DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return {table.attention_f32, table.fast_attention_f32, table.decode_f32, table.merge_f32};
+#if defined(POLYHEAD_HAVE_BF16)
+    case DType::bf16:
+      return {table.attention_bf16, table.attention_bf16, table.decode_bf16, table.merge_bf16};
+#endif
+#if defined(POLYHEAD_HAVE_F16)
+    case DType::f16:
+      return {table.attention_f16, table.attention_f16, table.decode_f16, table.merge_f16};
+#endif
+    default:
+      break;
+  }
+  std::string built;
+  for (const DType served : attention_dtypes()) built += (built.empty() ? "" : ", ") + std::string(name(served));
+  throw Error(ErrorCode::unsupported,
+              "attention on " + std::string(name(dtype)) + ": this build contains kernels for " + built + " only");
+}
+
 std::vector<KernelRow> kernel_rows() {
   return {
 #define POLYHEAD_KERNEL(kind, target, source) KernelRow{#kind, Isa::target, simd::source::kind.name},

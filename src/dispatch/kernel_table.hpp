@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "polyhead/runtime.hpp"
+#include "polyhead/tensor.hpp"
 #include "simd/contract/attention.hpp"
 #include "simd/contract/gemm.hpp"
 #include "simd/contract/rowwise.hpp"
@@ -21,7 +22,31 @@ struct KernelTable {
   const simd::LayerNormKernel* layer_norm_f32;
   const simd::SoftmaxKernel* softmax_f32;
   const simd::ActivationKernel* activation_f32;
+#if defined(POLYHEAD_HAVE_BF16)
+  const simd::AttentionKernel* attention_bf16;
+  const simd::AttentionKernel* decode_bf16;
+  const simd::MergeKernel* merge_bf16;
+#endif
+#if defined(POLYHEAD_HAVE_F16)
+  const simd::AttentionKernel* attention_f16;
+  const simd::AttentionKernel* decode_f16;
+  const simd::MergeKernel* merge_f16;
+#endif
 };
+
+// What serves attention whose query, key, value and out are of one dtype.
+struct AttentionKernels {
+  const simd::AttentionKernel* transposed;  // any query length
+  const simd::AttentionKernel* fast;        // the same for Precision::fast
+  const simd::AttentionKernel* decode;      // few rows a kv head
+  const simd::MergeKernel* merge;
+};
+
+// The dtypes that this build has attention kernels for, f32 first.
+const std::vector<DType>& attention_dtypes();
+
+// Errors: unsupported for a dtype that is not among attention_dtypes().
+AttentionKernels attention_kernels(const KernelTable& table, DType dtype);
 
 // The table of one instruction set that this build contains (see available_isas for what the machine can run). Errors:
 // unsupported for another one.

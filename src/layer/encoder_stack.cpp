@@ -227,9 +227,10 @@ void EncoderStack::attend_sequence(const Run& run, std::int64_t layer, std::int6
   operands.shape = {1, shape_.heads, shape_.kv_heads, length, length, shape_.head_dim, shape_.value_dim};
   operands.mask = shape_.mask;
   operands.scale = shape_.scale;
-  operands.query = row_at(run.qkv[layer % 2], qkv_stride_, first);
-  operands.key = operands.query + shape_.query_columns();
-  operands.value = operands.key + shape_.key_columns();
+  const float* const query = row_at(run.qkv[layer % 2], qkv_stride_, first);
+  operands.query = query;
+  operands.key = query + shape_.query_columns();
+  operands.value = query + shape_.query_columns() + shape_.key_columns();
   operands.out = row_at(run.joined, joined_stride_, first);
   operands.query_strides[1] = operands.key_strides[1] = bytes(shape_.head_dim);
   operands.value_strides[1] = operands.out_strides[1] = bytes(shape_.value_dim);

@@ -298,6 +298,7 @@ std::string AttentionPlan::explain() const {
   add("precision    %s\n", precision_ == Precision::strict        ? "strict"
                            : choice_.precision == Precision::fast ? "fast"
                                                                   : "fast: computed as strict, no faster kernel serves this");
+  add("dtype        %s\n", name(maximum_.dtype));
   add("shape        batch %lld, heads %lld, kv_heads %lld, query_length %lld, key_length %lld, head_dim %lld, value_dim %lld\n",
       static_cast<long long>(maximum_.batch), static_cast<long long>(maximum_.heads), static_cast<long long>(maximum_.kv_heads),
       static_cast<long long>(maximum_.query_length), static_cast<long long>(maximum_.key_length),

@@ -260,11 +260,11 @@ bool aim(const AttentionChoice& choice, const AttentionOperands& o, const Region
 }
 
 // What rows come to that no key is left for.
-void write_empty_rows(const simd::AttentionF32Args& args) {
+void write_empty_rows(const simd::AttentionF32Args& args, DType dtype) {
   for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
     const std::int64_t t = row / args.group, g = row % args.group;
     std::memset(at(args.out, t * args.out_stride + g * args.out_head_stride), 0,
-                static_cast<std::size_t>(args.value_dim) * sizeof(float));
+                static_cast<std::size_t>(args.value_dim * size_in_bytes(dtype)));
     if (!args.lse) continue;
     *at(args.lse, t * args.lse_stride + g * args.lse_head_stride) =
         args.sink ? *at(args.sink, g * args.sink_stride) : -std::numeric_limits<float>::infinity();
@@ -311,11 +311,12 @@ double gigaflops(Isa isa) {
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels) {
   AttentionChoice choice;
-  choice.merge = kernels.merge_f32;
+  const dispatch::AttentionKernels attention = dispatch::attention_kernels(kernels, shape.dtype);
+  choice.merge = attention.merge;
   choice.gigaflops = gigaflops(kernels.isa);
   const auto choose_transposed = [&] {
-    choice.kernel = precision == Precision::fast ? kernels.fast_attention_f32 : kernels.attention_f32;
-    if (choice.kernel != kernels.attention_f32) choice.precision = Precision::fast;
+    choice.kernel = precision == Precision::fast ? attention.fast : attention.transposed;
+    if (choice.kernel != attention.transposed) choice.precision = Precision::fast;
   };
   if (length_invariant) {
     choose_transposed();
@@ -323,7 +324,7 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
     return choice;
   }
   if (shape.rows() <= decode_rows(kernels.isa, shape)) {
-    choice.kernel = kernels.decode_f32;
+    choice.kernel = attention.decode;
     choice.reason = "row-major scores: few query rows a kv head";
   } else {
     choose_transposed();
@@ -421,7 +422,8 @@ double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, 
     const double padded = static_cast<double>(round_up(region.rows(), choice.kernel->row_block));
     const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
     const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
-    const double reading = static_cast<double>(keys.end - keys.begin) * width * sizeof(float) / 12.0;  // 12 GB/s
+    const double bytes = static_cast<double>(keys.end - keys.begin) * width * static_cast<double>(size_in_bytes(o.shape.dtype));
+    const double reading = bytes / 12.0;  // 12 GB/s
     cost += 200.0 + rows * width * 0.1 + share * std::max(arithmetic, reading);
   });
   return cost;
@@ -497,7 +499,7 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
       hint_next_rows(o, item, kv_head, args);
       choice.kernel->run(args);
     } else {
-      write_empty_rows(args);
+      write_empty_rows(args, o.shape.dtype);
     }
   });
 }

@@ -10,19 +10,22 @@
 #include "plan/written_mask.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
+#include "polyhead/tensor.hpp"
 #include "simd/contract/attention.hpp"
 
 namespace polyhead::plan {
 
 struct AttentionShape {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, query_length = 0, key_length = 0, head_dim = 0, value_dim = 0;
+  DType dtype = DType::f32;  // of query, key, value and out
   std::int64_t group() const { return heads / kv_heads; }
   std::int64_t rows() const { return query_length * group(); }  // of one kv head
 };
 
 // Which kernel, and at which multiples keys are split. A function of the row's own shape (head sizes, query length, group, its
-// item's key length, kind of mask, precision) and of the target, never of batch, the number of heads or threads: the bits
-// depend on it. `shape.key_length` must therefore be the batch item's own length where lengths are given (own_shape below).
+// item's key length, dtype, kind of mask, precision) and of the target, never of batch, the number of heads or threads: the
+// bits depend on it. `shape.key_length` must therefore be the batch item's own length where lengths are given (own_shape
+// below).
 struct AttentionChoice {
   const simd::AttentionKernel* kernel = nullptr;
   const simd::MergeKernel* merge = nullptr;
@@ -74,10 +77,10 @@ struct AttentionOperands {
   Mask mask;
   double scale = 1.0;
   double softcap = 0.0;  // 0: none
-  const float* query = nullptr;
-  const float* key = nullptr;
-  const float* value = nullptr;
-  float* out = nullptr;
+  const void* query = nullptr;
+  const void* key = nullptr;
+  const void* value = nullptr;
+  void* out = nullptr;
   float* lse = nullptr;
   std::ptrdiff_t query_strides[3] = {}, key_strides[3] = {}, value_strides[3] = {}, out_strides[3] = {}, lse_strides[3] = {};
   const std::int64_t* key_lengths = nullptr;  // [batch], exactly when mask.has_key_lengths

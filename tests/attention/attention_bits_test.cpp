@@ -9,7 +9,7 @@
 namespace polyhead::testing {
 namespace {
 
-class BitsTest : public EveryIsa {
+class BitsTest : public EveryIsaAndDType {
  protected:
   struct Shape {
     std::int64_t batch, heads, kv_heads, query_length, key_length, head_dim, value_dim;
@@ -55,7 +55,7 @@ AttentionCase item(const AttentionCase& test, std::int64_t b) {
   alone.query = one(test.query);
   alone.key = one(test.key);
   alone.value = one(test.value);
-  alone.out = Tensor(DType::f32, {1, test.spec.heads, test.spec.query_length, test.spec.value_dim});
+  alone.out = Tensor(test.spec.dtype, {1, test.spec.heads, test.spec.query_length, test.spec.value_dim});
   alone.lse = Tensor(DType::f32, {1, test.spec.heads, test.spec.query_length});
   if (test.spec.mask.has_key_lengths) alone.key_lengths = one(test.key_lengths);
   if (test.spec.mask.has_offsets) alone.offsets = one(test.offsets);
@@ -136,7 +136,7 @@ TEST_P(BitsTest, OfAHeadDoNotDependOnTheNumberOfHeads) {
         part.query = test.query.viewed(slice(test.query, 1, g * group, (g + 1) * group));
         part.key = test.key.viewed(slice(test.key, 1, g, g + 1));
         part.value = test.value.viewed(slice(test.value, 1, g, g + 1));
-        part.out = Tensor(DType::f32, {2, group, query_length, 16});
+        part.out = Tensor(dtype(), {2, group, query_length, 16});
         expect_same(slice(all, 1, g * group, (g + 1) * group), run_fresh(part, runtime()), test,
                     "kv head " + std::to_string(g));
       }
@@ -163,13 +163,13 @@ TEST_P(BitsTest, DoNotDependOnStridesOrAlignment) {
     const Tensor contiguous = run_fresh(test, runtime());
     AttentionCase moved = test;
     const std::vector<std::int64_t> query_shape = {spec.batch, spec.heads, spec.query_length, spec.head_dim};
-    moved.query = Tensor::ordered(DType::f32, query_shape, {0, 2, 1, 3}, 3);
-    moved.key = Tensor::ordered(DType::f32, {spec.batch, spec.kv_heads, spec.key_length, spec.head_dim}, {2, 0, 1, 3}, 1);
-    moved.value = Tensor::ordered(DType::f32, {spec.batch, spec.kv_heads, spec.key_length, spec.value_dim}, {0, 1, 3, 2}, 0, 2);
+    moved.query = Tensor::ordered(dtype(), query_shape, {0, 2, 1, 3}, 3);
+    moved.key = Tensor::ordered(dtype(), {spec.batch, spec.kv_heads, spec.key_length, spec.head_dim}, {2, 0, 1, 3}, 1);
+    moved.value = Tensor::ordered(dtype(), {spec.batch, spec.kv_heads, spec.key_length, spec.value_dim}, {0, 1, 3, 2}, 0, 2);
     copy(test.query, moved.query);
     copy(test.key, moved.key);
     copy(test.value, moved.value);
-    moved.out = Tensor::ordered(DType::f32, {spec.batch, spec.heads, spec.query_length, spec.value_dim}, {0, 2, 1, 3}, 5);
+    moved.out = Tensor::ordered(dtype(), {spec.batch, spec.heads, spec.query_length, spec.value_dim}, {0, 2, 1, 3}, 5);
     expect_same(contiguous, run_fresh(moved, runtime()), test, "other strides");
   }
 }
@@ -195,7 +195,7 @@ TEST_P(BitsTest, OfASequenceAreTheSamePaddedAndAloneWhenLengthInvariant) {
       alone.query = alone.query.viewed(slice(alone.query, 2, 0, length));
       alone.key = alone.key.viewed(slice(alone.key, 2, 0, length));
       alone.value = alone.value.viewed(slice(alone.value, 2, 0, length));
-      alone.out = Tensor(DType::f32, {1, 4, length, 16});
+      alone.out = Tensor(dtype(), {1, 4, length, 16});
       const TensorView rows = slice(slice(together, 0, b, b + 1), 2, 0, length);
       expect_same(rows, run_fresh(alone, runtime()), padded, "length " + std::to_string(length) + " alone");
       // Without the part of the mask that is idle when the sequence is alone.
@@ -216,7 +216,7 @@ TEST_P(BitsTest, OfARowDoNotDependOnTheOtherQueriesWhenLengthInvariant) {
       AttentionCase few = test;
       few.spec.query_length = count;
       few.query = test.query.viewed(slice(test.query, 2, begin, begin + count));
-      few.out = Tensor(DType::f32, {1, 4, count, 16});
+      few.out = Tensor(dtype(), {1, 4, count, 16});
       expect_same(slice(all, 2, begin, begin + count), run_fresh(few, runtime()), few, "rows from " + std::to_string(begin));
     }
 }
@@ -237,7 +237,7 @@ TEST_P(BitsTest, DoNotDependOnKeysBehindTheLength) {
     }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(BitsTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(BitsTest);
 
 }  // namespace
 }  // namespace polyhead::testing

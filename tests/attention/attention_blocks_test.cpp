@@ -14,7 +14,7 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-class BlocksTest : public EveryIsa {
+class BlocksTest : public EveryIsaAndDType {
  protected:
   // The same mask, written out as a boolean one over queries and keys.
   static AttentionCase as_boolean(const AttentionCase& test) {
@@ -196,7 +196,7 @@ TEST(BlockErrors, NameTheArgument) {
   EXPECT_EQ((Mask::blocks(32, 64) & Mask::causal(Causal::top_left)).block_keys, 64);
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(BlocksTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(BlocksTest);
 
 }  // namespace
 }  // namespace polyhead::testing

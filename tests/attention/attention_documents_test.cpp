@@ -30,7 +30,7 @@ std::vector<std::int64_t> documents(const std::vector<std::int64_t>& lengths, co
   return all;
 }
 
-class DocumentsTest : public EveryIsa {
+class DocumentsTest : public EveryIsaAndDType {
  protected:
   static AttentionCase mean_index(std::int64_t query_length, std::int64_t key_length, const Mask& mask,
                                   std::int64_t batch = 1) {
@@ -43,7 +43,9 @@ class DocumentsTest : public EveryIsa {
   }
   std::vector<float> out_of(const AttentionCase& test) const {
     const Tensor out = run_fresh(test, runtime());
-    return std::vector<float>(out.f32(), out.f32() + out.view().element_count());
+    std::vector<float> numbers;
+    for_each_offset(out, [&](std::int64_t offset) { numbers.push_back(static_cast<float>(load(out, offset))); });
+    return numbers;
   }
   static void expect_near(const std::vector<float>& actual, const std::vector<float>& right) {
     ASSERT_EQ(actual.size(), right.size());
@@ -252,7 +254,7 @@ TEST_P(DocumentsTest, AnItemsBitsDoNotDependOnTheOrderOfOthers) {
     for (Tensor AttentionCase::* tensor : {&AttentionCase::query, &AttentionCase::key, &AttentionCase::value,
                                            &AttentionCase::query_segments, &AttentionCase::key_segments})
       one.*tensor = (test.*tensor).viewed(slice(test.*tensor, 0, b, b + 1));
-    one.out = Tensor(DType::f32, {1, 4, 60, 16});
+    one.out = Tensor(dtype(), {1, 4, 60, 16});
     const Tensor alone = run_fresh(one, runtime());
     EXPECT_TRUE(same_bits(slice(together, 0, b, b + 1), alone)) << b;
   }
@@ -322,7 +324,7 @@ TEST(DocumentErrors, NameTheArgument) {
   expect_refused(segments, {"has_segments", "packed", "each document"});
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(DocumentsTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(DocumentsTest);
 
 }  // namespace
 }  // namespace polyhead::testing

@@ -65,7 +65,10 @@ TEST(AttentionSpecErrors, NameTheField) {
       {"a negative softcap", [](AttentionSpec& s) { s.softcap = -30; }, {"softcap", "-30", "positive"}},
       {"a NaN softcap", [](AttentionSpec& s) { s.softcap = std::nan(""); }, {"softcap", "nan", "finite"}},
       {"an infinite softcap", [](AttentionSpec& s) { s.softcap = HUGE_VAL; }, {"softcap", "inf", "finite"}},
-      {"an integer dtype", [](AttentionSpec& s) { s.dtype = DType::i32; }, {"dtype", "i32"}, ErrorCode::unsupported},
+      {"an integer dtype",
+       [](AttentionSpec& s) { s.dtype = DType::i32; },
+       {"dtype", "i32", "serves f32"},
+       ErrorCode::unsupported},
       {"a negative left window", [](AttentionSpec& s) { s.mask.window_left = -2; }, {"window", "-2"}},
       {"a negative right window", [](AttentionSpec& s) { s.mask.window_right = -3; }, {"window", "-3"}},
       {"a causal alignment by offset without offsets",
@@ -297,6 +300,32 @@ TEST(AttentionInputErrors, TensorsThatTheMaskDoesNotHaveAreRefused) {
                       {"alibi_slopes", "no tensor, since the spec has no ALiBi"}));
   EXPECT_TRUE(refuses(with([&](AttentionInputs& i) { i.sink = full.sink; }), ErrorCode::invalid_argument,
                       {"sink", "no tensor, since the spec has no sink"}));
+}
+
+TEST(AttentionInputErrors, DataTypesMayNotBeMixed) {
+  for (const DType dtype : attention_dtypes()) {
+    AttentionSpec spec = attention_spec(1, 2, 2, 3, 4, 8, 8);
+    spec.dtype = dtype;
+    Random random(5);
+    const AttentionCase test = make_case(spec, random);
+    const AttentionPlan plan(spec, any_runtime());
+    for (const DType other : {DType::f32, DType::bf16, DType::f16, DType::i8}) {
+      if (other == dtype) continue;
+      const Tensor stranger(other, {1, 2, 4, 8});
+      TensorView AttentionInputs::* const members[] = {&AttentionInputs::query, &AttentionInputs::key, &AttentionInputs::value,
+                                                       &AttentionInputs::out};
+      const char* const names[] = {"query", "key", "value", "out"};
+      for (int i = 0; i < 4; ++i) {
+        AttentionInputs inputs = test.inputs();
+        inputs.*members[i] = slice(stranger, 2, 0, (inputs.*members[i]).shape[2]);
+        const std::string is = std::string(names[i]) + " is " + name(other) + "[",
+                          wanted = std::string("expected ") + name(dtype);
+        EXPECT_TRUE(refuses([&] { plan.run(inputs); }, ErrorCode::invalid_argument, {is, wanted}));
+        if (i == 0) continue;  // query decides what the others have to be
+        EXPECT_TRUE(refuses([&] { attention(any_runtime(), inputs); }, ErrorCode::invalid_argument, {is, wanted}));
+      }
+    }
+  }
 }
 
 TEST(AttentionInputErrors, NumbersOfHeadsThatMeanNothingNameTheHead) {

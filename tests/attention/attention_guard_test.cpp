@@ -9,7 +9,7 @@
 namespace polyhead::testing {
 namespace {
 
-class GuardTest : public EveryIsa {
+class GuardTest : public EveryIsaAndDType {
  protected:
   // The same values with memory that begins, or ends, at an inaccessible page. Dimensions lie in memory in `order`.
   static Tensor guarded(const Tensor& from, Guard guard, const std::vector<int>& order) {
@@ -133,7 +133,7 @@ TEST_P(GuardTest, ACallersWorkspace) {
     }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(GuardTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(GuardTest);
 
 }  // namespace
 }  // namespace polyhead::testing

@@ -11,7 +11,7 @@
 namespace polyhead::testing {
 namespace {
 
-class LayoutTest : public EveryIsa {
+class LayoutTest : public EveryIsaAndDType {
  protected:
   // Names of the four rank-4 operands, and access to them.
   static Tensor& operand(AttentionCase& test, int which) {
@@ -21,6 +21,9 @@ class LayoutTest : public EveryIsa {
   static std::string operand_name(int which) {
     const char* const names[] = {"query", "key", "value", "out"};
     return names[which];
+  }
+  static void* element_of(const Tensor& tensor, std::int64_t index) {
+    return static_cast<char*>(tensor.view().data) + index * size_in_bytes(tensor.view().dtype);
   }
   static std::vector<std::int64_t> shape_of(const TensorView& view) {
     return {view.shape.begin(), view.shape.begin() + view.rank};
@@ -65,7 +68,7 @@ TEST_P(LayoutTest, EveryOperandInEveryOrderOfDimensions) {
         for (const std::int64_t padding : {0, 1, 5}) {
           AttentionCase any = test;
           const std::vector<std::int64_t> shape = shape_of(operand(any, which));
-          expect_same_with(test, which, Tensor::ordered(DType::f32, shape, order, padding), "ordered");
+          expect_same_with(test, which, Tensor::ordered(dtype(), shape, order, padding), "ordered");
         }
 }
 
@@ -75,9 +78,9 @@ TEST_P(LayoutTest, EveryOperandWithElementsApart) {
       for (const std::int64_t apart : {2, 3}) {
         AttentionCase any = test;
         const std::vector<std::int64_t> shape = shape_of(operand(any, which));
-        expect_same_with(test, which, Tensor::ordered(DType::f32, shape, {0, 1, 2, 3}, 0, apart),
+        expect_same_with(test, which, Tensor::ordered(dtype(), shape, {0, 1, 2, 3}, 0, apart),
                          "with a last stride of " + std::to_string(apart));
-        expect_same_with(test, which, Tensor::ordered(DType::f32, shape, {0, 2, 1, 3}, 1, apart), "interleaved");
+        expect_same_with(test, which, Tensor::ordered(dtype(), shape, {0, 2, 1, 3}, 1, apart), "interleaved");
       }
 }
 
@@ -86,7 +89,7 @@ TEST_P(LayoutTest, EveryOperandBackwardsInEachDimension) {
     for (int which = 0; which < 4; ++which)
       for (int dimension = 0; dimension < 4; ++dimension) {
         AttentionCase any = test;
-        const Tensor forward(DType::f32, shape_of(operand(any, which)));
+        const Tensor forward(dtype(), shape_of(operand(any, which)));
         expect_same_with(test, which, forward.viewed(reversed(forward, dimension)),
                          "backwards in " + std::to_string(dimension));
       }
@@ -100,7 +103,7 @@ TEST_P(LayoutTest, StridesOfDimensionsOfSizeOneMeanNothing) {
     for (int which = 0; which < 4; ++which)
       for (const std::int64_t stride : junk) {
         AttentionCase any = test;
-        const Tensor owner(DType::f32, shape_of(operand(any, which)));
+        const Tensor owner(dtype(), shape_of(operand(any, which)));
         TensorView view = owner;
         for (int i = 0; i < 4; ++i)
           if (view.shape[static_cast<std::size_t>(i)] == 1) view.strides[static_cast<std::size_t>(i)] = stride;
@@ -119,7 +122,7 @@ TEST_P(LayoutTest, InputsRepeatedByAStrideOfZero) {
         std::vector<std::int64_t> shape = shape_of(tensor);
         const std::int64_t size = shape[static_cast<std::size_t>(dimension)];
         shape[static_cast<std::size_t>(dimension)] = 1;
-        const Tensor once(DType::f32, shape);
+        const Tensor once(dtype(), shape);
         fill_normal(once, random);
         tensor = once.viewed(expanded(once, dimension, size));
         EXPECT_TRUE(run_and_compare(test, runtime(), operand_name(which) + " repeated in " + std::to_string(dimension)));
@@ -133,7 +136,7 @@ TEST_P(LayoutTest, SlicesOfALargerTensor) {
     for (int which = 0; which < 4; ++which) {
       std::vector<std::int64_t> shape = shape_of(operand(test, which)), larger = shape;
       for (std::int64_t& size : larger) size += 3;
-      const Tensor whole(DType::f32, larger);
+      const Tensor whole(dtype(), larger);
       TensorView part = whole;
       for (int i = 0; i < 4; ++i) part = slice(part, i, 1 + i % 2, 1 + i % 2 + shape[static_cast<std::size_t>(i)]);
       expect_same_with(test, which, whole.viewed(part), "sliced");
@@ -146,18 +149,18 @@ TEST_P(LayoutTest, QueryKeyAndValueFromOneProjection) {
   Random random(79);
   for (const std::int64_t length : {1, 5, 40}) {
     AttentionCase test = make_case(attention_spec(2, 4, 4, length, length, 16, 16), random);
-    const Tensor joint(DType::f32, {2, length, 3, 4, 16});
+    const Tensor joint(dtype(), {2, length, 3, 4, 16});
     fill_normal(joint, random);
     const auto part = [&](std::int64_t which) {
-      TensorView view = TensorView::blhd(joint.f32() + which * 64, 2, length, 4, 16);
+      TensorView view = TensorView::blhd(element_of(joint, which * 64), dtype(), 2, length, 4, 16);
       view.strides = {length * 192, 16, 192, 1};
       return joint.viewed(view);
     };
     test.query = part(0);
     test.key = part(1);
     test.value = part(2);
-    const Tensor out(DType::f32, {2, length, 4, 16});
-    test.out = out.viewed(TensorView::blhd(out.f32(), 2, length, 4, 16));
+    const Tensor out(dtype(), {2, length, 4, 16});
+    test.out = out.viewed(TensorView::blhd(element_of(out, 0), dtype(), 2, length, 4, 16));
     EXPECT_TRUE(run_and_compare(test, runtime()));
   }
 }
@@ -243,9 +246,9 @@ TEST_P(LayoutTest, AnOutputThatOverlapsAnInputIsRefused) {
   }
   EXPECT_TRUE(same_bits(query_before, test.query));
   AttentionInputs one_element = test.inputs();
-  const Tensor joint(DType::f32, {2 * 192 - 1});
-  one_element.query = TensorView(joint.f32(), DType::f32, {2, 2, 6, 8});
-  one_element.out = TensorView(joint.f32() + 191, DType::f32, {2, 2, 6, 8});
+  const Tensor joint(dtype(), {2 * 192 - 1});
+  one_element.query = TensorView(element_of(joint, 0), dtype(), {2, 2, 6, 8});
+  one_element.out = TensorView(element_of(joint, 191), dtype(), {2, 2, 6, 8});
   expect_refused(one_element, "one element in common");
   AttentionInputs behind = test.inputs();
   behind.query = reversed(one_element.out, 0);
@@ -253,10 +256,10 @@ TEST_P(LayoutTest, AnOutputThatOverlapsAnInputIsRefused) {
   expect_refused(behind, "one element in common with a view that counts backwards");
 
   AttentionInputs lse_in_out = test.inputs();
-  lse_in_out.lse = TensorView(test.out.f32() + 5, DType::f32, {2, 2, 6});
+  lse_in_out.lse = TensorView(element_of(test.out, 6), DType::f32, {2, 2, 6});
   expect_refused(lse_in_out, "lse inside out");
   AttentionInputs lse_in_key = test.inputs();
-  lse_in_key.lse = TensorView(test.key.f32(), DType::f32, {2, 2, 6});
+  lse_in_key.lse = TensorView(element_of(test.key, 0), DType::f32, {2, 2, 6});
   try {
     plan.run(lse_in_key);
     ADD_FAILURE() << "lse over key was accepted";
@@ -266,7 +269,7 @@ TEST_P(LayoutTest, AnOutputThatOverlapsAnInputIsRefused) {
   AttentionInputs over_bias = test.inputs();
   const Tensor shared(DType::f32, {192});
   over_bias.bias = TensorView(shared.f32() + 48, DType::f32, {2, 2, 6, 6});
-  over_bias.out = TensorView(shared.f32(), DType::f32, {2, 2, 6, 8});
+  over_bias.out = TensorView(shared.f32(), dtype(), {2, 2, 6, 8});
   expect_refused(over_bias, "out over bias");
   // An output that stores several elements in one place.
   AttentionInputs repeated = test.inputs();
@@ -277,8 +280,8 @@ TEST_P(LayoutTest, AnOutputThatOverlapsAnInputIsRefused) {
 TEST_P(LayoutTest, NeighboursInOneBlockOfMemoryAreNoOverlap) {
   Random random(103);
   AttentionCase test = make_case(attention_spec(1, 2, 2, 6, 6, 8, 8), random);
-  const Tensor joint(DType::f32, {4 * 96});
-  const auto part = [&](std::int64_t i) { return joint.viewed(TensorView(joint.f32() + 96 * i, DType::f32, {1, 2, 6, 8})); };
+  const Tensor joint(dtype(), {4 * 96});
+  const auto part = [&](std::int64_t i) { return joint.viewed(TensorView(element_of(joint, 96 * i), dtype(), {1, 2, 6, 8})); };
   for (int which = 0; which < 3; ++which) {
     copy(operand(test, which), part(which < 2 ? which : 3));
     operand(test, which) = part(which < 2 ? which : 3);
@@ -307,7 +310,8 @@ TEST_P(LayoutTest, MoreScoresThan32BitsCount) {
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t h = 0; h < heads; ++h)
       for (std::int64_t t = 0; t < query_length; ++t)
-        for (std::int64_t e = 0; e < 4; ++e) ASSERT_NEAR(test.out({b, h, t, e}), test.value({b, h, 0, e}), 1e-5);
+        for (std::int64_t e = 0; e < 4; ++e)
+          ASSERT_NEAR(test.out({b, h, t, e}), test.value({b, h, 0, e}), dtype() == DType::f32 ? 1e-5 : 0.0);
 }
 
 // Strides of more than 2^32 elements, in address space of which only a few pages are ever touched.
@@ -323,7 +327,7 @@ TEST_P(LayoutTest, StridesBeyond32Bits) {
         void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) GTEST_SKIP() << "no address space of 17 GB";
         TensorView view = operand(test, which);
-        view.data = static_cast<float*>(memory) + (stride < 0 ? far : 0);
+        view.data = static_cast<char*>(memory) + (stride < 0 ? far : 0) * size_in_bytes(dtype());
         view.strides[static_cast<std::size_t>(dimension)] = stride;
         if (which == 3) {
           fill(view, 7.0);
@@ -338,7 +342,7 @@ TEST_P(LayoutTest, StridesBeyond32Bits) {
     }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(LayoutTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(LayoutTest);
 
 }  // namespace
 }  // namespace polyhead::testing

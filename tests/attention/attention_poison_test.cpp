@@ -15,7 +15,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 const double poisons[] = {not_a_number, -not_a_number, infinity, -infinity, 3.4e38, -3.4e38};
 
-class PoisonTest : public EveryIsa {
+class PoisonTest : public EveryIsaAndDType {
  protected:
   // For each key of (b, kv head): does any row see it?
   static std::vector<bool> seen_keys(const AttentionCase& test, std::int64_t b, std::int64_t g) {
@@ -280,7 +280,7 @@ TEST_P(PoisonTest, ASmallCacheWithOneValidKey) {
   }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(PoisonTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(PoisonTest);
 
 }  // namespace
 }  // namespace polyhead::testing

@@ -49,10 +49,10 @@ AttentionCase packed_case(const std::vector<std::int64_t>& query_lengths, const 
   test.cumulative_query_lengths = integers(DType::i32, query_ends);
   test.cumulative_key_lengths = integers(DType::i64, key_ends);
   const std::int64_t D = spec.head_dim, E = test.spec.value_dim;
-  test.query = Tensor(DType::f32, {1, spec.heads, query_ends.back(), D});
-  test.key = Tensor(DType::f32, {1, test.spec.kv_heads, key_ends.back(), D});
-  test.value = Tensor(DType::f32, {1, test.spec.kv_heads, key_ends.back(), E});
-  test.out = Tensor(DType::f32, {1, spec.heads, query_ends.back(), E});
+  test.query = Tensor(spec.dtype, {1, spec.heads, query_ends.back(), D});
+  test.key = Tensor(spec.dtype, {1, test.spec.kv_heads, key_ends.back(), D});
+  test.value = Tensor(spec.dtype, {1, test.spec.kv_heads, key_ends.back(), E});
+  test.out = Tensor(spec.dtype, {1, spec.heads, query_ends.back(), E});
   test.lse = Tensor(DType::f32, {1, spec.heads, query_ends.back()});
   for (const Tensor* tensor : {&test.query, &test.key, &test.value}) fill_normal(*tensor, random);
   return test;
@@ -71,12 +71,12 @@ AttentionCase alone(const AttentionCase& test, std::int64_t i) {
   one.query = test.query.viewed(slice(test.query, 2, query_begin, query_end));
   one.key = test.key.viewed(slice(test.key, 2, key_begin, key_end));
   one.value = test.value.viewed(slice(test.value, 2, key_begin, key_end));
-  one.out = Tensor(DType::f32, {1, one.spec.heads, one.spec.query_length, one.spec.value_dim});
+  one.out = Tensor(one.spec.dtype, {1, one.spec.heads, one.spec.query_length, one.spec.value_dim});
   one.lse = Tensor(DType::f32, {1, one.spec.heads, one.spec.query_length});
   return one;
 }
 
-class SequencesTest : public EveryIsa {
+class SequencesTest : public EveryIsaAndDType {
  protected:
   // Query 0, so that every visible key weighs the same; value[s] = s.
   static void make_mean_index(AttentionCase& test) {
@@ -85,7 +85,9 @@ class SequencesTest : public EveryIsa {
   }
   std::vector<float> out_of(const AttentionCase& test) const {
     const Tensor out = run_fresh(test, runtime());
-    return std::vector<float>(out.f32(), out.f32() + out.view().element_count());
+    std::vector<float> numbers;
+    for_each_offset(out, [&](std::int64_t offset) { numbers.push_back(static_cast<float>(load(out, offset))); });
+    return numbers;
   }
   static void expect_near(const std::vector<float>& actual, const std::vector<float>& right) {
     ASSERT_EQ(actual.size(), right.size());
@@ -169,7 +171,7 @@ TEST_P(SequencesTest, AnItemHasTheBitsThatItHasAloneAtItsOwnLength) {
       one.query = padded.query.viewed(slice(slice(padded.query, 0, b, b + 1), 2, 0, query_lengths[i]));
       one.key = padded.key.viewed(slice(slice(padded.key, 0, b, b + 1), 2, 0, key_lengths[i]));
       one.value = padded.value.viewed(slice(slice(padded.value, 0, b, b + 1), 2, 0, key_lengths[i]));
-      one.out = Tensor(DType::f32, {1, 6, query_lengths[i], 16});
+      one.out = Tensor(dtype(), {1, 6, query_lengths[i], 16});
       const TensorView rows = slice(slice(together, 0, b, b + 1), 2, 0, query_lengths[i]);
       const Tensor own = run_fresh(one, runtime());
       EXPECT_TRUE(same_bits(rows, own)) << i << ": " << first_difference(rows, own);
@@ -231,10 +233,10 @@ TEST_P(SequencesTest, SequencesWithoutQueriesOrKeysAndRowsBehindTheLast) {
   EXPECT_TRUE(run_and_compare(test, runtime()));
   // Seven more rows and keys than the sequences have.
   AttentionCase longer = test;
-  longer.query = Tensor(DType::f32, {1, 2, 13, 8});
-  longer.key = Tensor(DType::f32, {1, 1, 17, 8});
-  longer.value = Tensor(DType::f32, {1, 1, 17, 8});
-  longer.out = Tensor(DType::f32, {1, 2, 13, 8});
+  longer.query = Tensor(dtype(), {1, 2, 13, 8});
+  longer.key = Tensor(dtype(), {1, 1, 17, 8});
+  longer.value = Tensor(dtype(), {1, 1, 17, 8});
+  longer.out = Tensor(dtype(), {1, 2, 13, 8});
   longer.lse = Tensor(DType::f32, {1, 2, 13});
   for (const Tensor* tensor : {&longer.query, &longer.key, &longer.value}) fill(*tensor, not_a_number);
   copy(test.query, slice(longer.query, 2, 0, 6));
@@ -313,10 +315,10 @@ TEST_P(SequencesTest, PackedTensorsOfAnyStrides) {
   const Tensor contiguous = run_fresh(test, runtime());
   for (const std::int64_t step : {1, 2}) {
     AttentionCase moved = test;
-    moved.query = Tensor::ordered(DType::f32, {1, 4, 24, 16}, {0, 2, 1, 3}, 0, step);
-    moved.key = Tensor::ordered(DType::f32, {1, 2, 93, 16}, {0, 2, 1, 3}, 3, step);
-    moved.value = Tensor::ordered(DType::f32, {1, 2, 93, 16}, {0, 2, 1, 3}, 0, step);
-    moved.out = Tensor::ordered(DType::f32, {1, 4, 24, 16}, {0, 2, 1, 3}, 0, step);
+    moved.query = Tensor::ordered(dtype(), {1, 4, 24, 16}, {0, 2, 1, 3}, 0, step);
+    moved.key = Tensor::ordered(dtype(), {1, 2, 93, 16}, {0, 2, 1, 3}, 3, step);
+    moved.value = Tensor::ordered(dtype(), {1, 2, 93, 16}, {0, 2, 1, 3}, 0, step);
+    moved.out = Tensor::ordered(dtype(), {1, 4, 24, 16}, {0, 2, 1, 3}, 0, step);
     copy(test.query, moved.query);
     copy(test.key, moved.key);
     copy(test.value, moved.value);
@@ -473,7 +475,7 @@ TEST_F(SequenceErrors, LayersRefuseThem) {
   }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(SequencesTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(SequencesTest);
 
 }  // namespace
 }  // namespace polyhead::testing

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include "support/attention_case.hpp"
@@ -45,12 +46,18 @@ Mask mask_of(std::size_t turn) {
   }
 }
 
-class Sweep : public ::testing::Test {
+class Sweep : public ::testing::TestWithParam<DType> {
  protected:
-  void TearDown() override { std::printf("    largest error: %.3f of the bound\n", take_worst_ratio()); }
+  void SetUp() override { set_case_dtype(GetParam()); }
+  void TearDown() override {
+    set_case_dtype(DType::f32);
+    std::printf("    largest error: %.3f of the bound\n", take_worst_ratio());
+  }
 };
+INSTANTIATE_TEST_SUITE_P(DType, Sweep, ::testing::ValuesIn(attention_dtypes()),
+                         [](const auto& instance) { return std::string(name(instance.param)); });
 
-TEST_F(Sweep, QueryLengthByKeyLength) {
+TEST_P(Sweep, QueryLengthByKeyLength) {
   std::size_t turn = 0;
   for (const std::int64_t query_length : lengths())
     for (const std::int64_t key_length : lengths()) {
@@ -61,7 +68,7 @@ TEST_F(Sweep, QueryLengthByKeyLength) {
     }
 }
 
-TEST_F(Sweep, HeadDimByValueDim) {
+TEST_P(Sweep, HeadDimByValueDim) {
   std::size_t turn = 0;
   for (const std::int64_t head_dim : dims)
     for (const std::int64_t value_dim : dims) {
@@ -73,7 +80,7 @@ TEST_F(Sweep, HeadDimByValueDim) {
     }
 }
 
-TEST_F(Sweep, HeadDimByQueryLength) {
+TEST_P(Sweep, HeadDimByQueryLength) {
   std::size_t turn = 0;
   for (const std::int64_t dim : dims)
     for (const std::int64_t query_length : {1, 2, 3, 4, 7, 8, 9, 16, 17, 24, 33, 49}) {
@@ -83,7 +90,7 @@ TEST_F(Sweep, HeadDimByQueryLength) {
     }
 }
 
-TEST_F(Sweep, HeadsByBatchByLength) {
+TEST_P(Sweep, HeadsByBatchByLength) {
   std::size_t turn = 0;
   for (const auto& [heads, kv_heads] : {std::pair{1, 1}, {4, 2}, {8, 1}, {6, 3}, {9, 3}, {32, 8}, {3, 3}, {7, 1}, {28, 4}})
     for (const std::int64_t batch : {0, 1, 2, 3})
@@ -97,7 +104,7 @@ TEST_F(Sweep, HeadsByBatchByLength) {
 }
 
 // Prompt lengths and prefixes around a block, with groups that do not fill a tile.
-TEST_F(Sweep, PrefixByExtensionByGroup) {
+TEST_P(Sweep, PrefixByExtensionByGroup) {
   std::size_t turn = 0;
   for (const std::int64_t prefix : {0, 1, 31, 33})
     for (const std::int64_t extension : {1, 7, 31, 33, 65})
@@ -110,7 +117,7 @@ TEST_F(Sweep, PrefixByExtensionByGroup) {
 }
 
 // Keys are split and merged here, if a kernel does that.
-TEST_F(Sweep, LongKeys) {
+TEST_P(Sweep, LongKeys) {
   std::size_t turn = 0;
   for (const std::int64_t base : {256, 512, 1024, 2048, 4096, 8192})
     for (const std::int64_t key_length : {base - 1, base, base + 1})
@@ -124,7 +131,7 @@ TEST_F(Sweep, LongKeys) {
         }
 }
 
-TEST_F(Sweep, LongQueries) {
+TEST_P(Sweep, LongQueries) {
   std::size_t turn = 0;
   for (const std::int64_t length : {191, 192, 193, 255, 256, 257, 511, 513, 768, 1023}) {
     Random random(turn);
@@ -135,7 +142,7 @@ TEST_F(Sweep, LongQueries) {
 }
 
 // The sizes of real models, once each.
-TEST_F(Sweep, ModelShapes) {
+TEST_P(Sweep, ModelShapes) {
   struct Shape {
     std::int64_t batch, heads, kv_heads, query_length, key_length, head_dim, value_dim;
     Mask mask;

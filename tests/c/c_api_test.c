@@ -388,6 +388,49 @@ static void test_merge(const polyhead_runtime* runtime) {
   FAILS(POLYHEAD_INVALID_ARGUMENT, "inputs", polyhead_merge(runtime, NULL));
 }
 
+/* An f32 to the nearest bfloat16, and back. */
+static uint16_t to_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+static float from_bf16(uint16_t half) {
+  const uint32_t bits = (uint32_t)half << 16;
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+static void test_bf16(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_attention_plan* plan = NULL;
+  uint16_t query[count], key[count / 2], value[count / 2], out[count];
+  int i;
+  make_problem(&p);
+  /* The formula sees what the kernel sees. */
+  for (i = 0; i < count; ++i) p.query[i] = from_bf16(query[i] = to_bf16(p.query[i]));
+  for (i = 0; i < count / 2; ++i) p.key[i] = from_bf16(key[i] = to_bf16(p.key[i]));
+  for (i = 0; i < count / 2; ++i) p.value[i] = from_bf16(value[i] = to_bf16(p.value[i]));
+  p.query_view.data = query, p.key_view.data = key, p.value_view.data = value, p.out_view.data = out;
+  p.query_view.dtype = p.key_view.dtype = p.value_view.dtype = p.out_view.dtype = POLYHEAD_BF16;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, NULL));
+  for (i = 0; i < count; ++i) p.out[i] = from_bf16(out[i]);
+  CHECK(worst_error(&p, 0) < 4e-6 + 1.0 / 256); /* values are below 1 */
+
+  memset(out, 0xff, sizeof(out));
+  p.spec.dtype = POLYHEAD_BF16;
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  for (i = 0; i < count; ++i) CHECK(p.out[i] == from_bf16(out[i]));
+
+  p.key_view.dtype = POLYHEAD_F16;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "key is f16", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "expected bf16", polyhead_attention(runtime, &p.inputs, NULL));
+  p.query_view.dtype = POLYHEAD_F32;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "query is f32", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  polyhead_attention_plan_destroy(plan);
+}
+
 static void test_mask_errors(const polyhead_runtime* runtime) {
   problem p;
   polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
@@ -866,6 +909,7 @@ int main(void) {
   test_documents_and_blocks(runtime);
   test_attention_weights(runtime);
   test_merge(runtime);
+  test_bf16(runtime);
   test_mask_errors(runtime);
   test_attention_errors(runtime);
   test_struct_size(runtime);

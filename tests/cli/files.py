@@ -6,7 +6,7 @@ import json
 import math
 import struct
 
-CODES = {"<f4": "f", "<f8": "d", "<i8": "q", "|b1": "b"}
+CODES = {"<f2": "e", "<f4": "f", "<f8": "d", "<i8": "q", "|b1": "b"}
 
 
 def size_of(shape):
@@ -17,7 +17,8 @@ def write_npy(path, shape, values, descr="<f4"):
     header = repr({"descr": descr, "fortran_order": False, "shape": tuple(shape)}).encode()
     header += b" " * (-(len(header) + 11) % 64) + b"\n"
     with open(path, "wb") as file:
-        file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + array.array(CODES[descr], values).tobytes())
+        file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+        file.write(struct.pack(f"<{size_of(shape)}{CODES[descr]}", *values))
 
 
 def read_npy(path):
@@ -26,9 +27,8 @@ def read_npy(path):
     assert data[:8] == b"\x93NUMPY\x01\x00", "not an .npy file of version 1"
     (length,) = struct.unpack("<H", data[8:10])
     header = ast.literal_eval(data[10 : 10 + length].decode())
-    values = array.array(CODES[header["descr"]])
-    values.frombytes(data[10 + length :])
-    assert len(values) == size_of(header["shape"])
+    payload = data[10 + length :]
+    values = struct.unpack(f"<{size_of(header['shape'])}{CODES[header['descr']]}", payload)
     return list(header["shape"]), list(values)
 
 

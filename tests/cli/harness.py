@@ -46,9 +46,9 @@ class CommandTest(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def array(self, name, *shape):
+    def array(self, name, *shape, descr="<f4"):
         """Writes a random array; returns its file's path and its values as nested lists, rounded as the file holds them."""
-        write_npy(self.path(name), shape, [self.random.gauss(0, 1) for _ in range(size_of(shape))])
+        write_npy(self.path(name), shape, [self.random.gauss(0, 1) for _ in range(size_of(shape))], descr)
         return self.path(name), nested(shape, read_npy(self.path(name))[1])
 
     def succeed(self, *arguments, **variables):

@@ -77,8 +77,11 @@ class SelectionTest(BenchTest):
 
     def test_data_types(self):
         self.bench("tiny", "--dtype", "f32", "--threads", 1)
-        for dtype in ("bf16", "f16", "words"):
-            self.refuse(2, "bench", "tiny", "--dtype", dtype, says=f"'{dtype}'; it has f32")
+        for dtype in ("bf16", "f16"):
+            _, document = self.bench("tiny", "--dtype", dtype, "--threads", 1)
+            self.assertIn(f"attention/tiny-{dtype}/", document["benchmarks"][0]["name"])
+            self.refuse(2, "bench", "layer/bert-b1-l16", "--dtype", dtype, says="layers compute on f32 only")
+        self.refuse(2, "bench", "tiny", "--dtype", "words", says="'words'; it has f32, bf16, f16")
 
     def test_wrong_requests(self):
         for arguments in (

@@ -60,7 +60,7 @@ class InfoTest(CommandTest):
         self.assertTrue(set(info["isa"]["available"]) <= set(info["isa"]["built"]))
         self.assertGreaterEqual(info["threads"], 1)
         kinds = {kernel["kind"] for kernel in info["kernels"] if kernel["isa"] == "reference"}
-        self.assertIn("attention_f32", kinds)
+        self.assertTrue({"attention_f32", "attention_bf16", "decode_f16"} <= kinds)
         self.assertIn("gemm_f32", kinds)
 
     def test_instruction_set_can_be_forced(self):
@@ -73,11 +73,11 @@ class InfoTest(CommandTest):
 
 
 class RunAttentionTest(CommandTest):
-    def attention(self, shape, options=(), lse=False, isa=None, **definition):
+    def attention(self, shape, options=(), lse=False, isa=None, descr="<f4", **definition):
         b, h, g, t, s, d, e = shape
-        query_path, query = self.array("q.npy", b, h, t, d)
-        key_path, key = self.array("k.npy", b, g, s, d)
-        value_path, value = self.array("v.npy", b, g, s, e)
+        query_path, query = self.array("q.npy", b, h, t, d, descr=descr)
+        key_path, key = self.array("k.npy", b, g, s, d, descr=descr)
+        value_path, value = self.array("v.npy", b, g, s, e, descr=descr)
         arguments = [
             "run",
             "attention",
@@ -96,16 +96,22 @@ class RunAttentionTest(CommandTest):
         if isa:
             arguments += ["--isa", isa]
         text = self.succeed(*arguments)
-        self.assertIn(f"f32[{b}, {h}, {t}, {e}]", text)
+        half = descr == "<f2"
+        self.assertIn(f"{'f16' if half else 'f32'}[{b}, {h}, {t}, {e}]", text)
         out, expected_lse = formula.attention(query, key, value, **definition)
         self.assertEqual(read_npy(self.path("o.npy"))[0], [b, h, t, e])
-        self.assert_close(self.path("o.npy"), out)
+        self.assert_close(self.path("o.npy"), out, max(map(abs, flat(value))) * 2**-10 if half else 2e-5)
         if lse:
             self.assert_close(self.path("l.npy"), expected_lse)
         return out
 
     def test_plain(self):
         self.attention((2, 3, 3, 5, 7, 16, 16), lse=True)
+
+    def test_float16(self):
+        self.attention((2, 4, 2, 5, 7, 16, 12), lse=True, descr="<f2")
+        self.array("k.npy", 2, 2, 7, 16)
+        self.refuse(1, "run", "attention", *self.inputs(), says="key is f32[2, 2, 7, 16], expected f16[2, 2, any, 16]")
 
     def test_every_instruction_set(self):
         for isa in json.loads(self.succeed("info", "--json"))["isa"]["available"]:
@@ -170,7 +176,7 @@ class RunAttentionTest(CommandTest):
         self.array("q.npy", 1, 2, 3, 8)
         self.array("v.npy", 1, 2, 4, 8)
         write_npy(self.path("k.npy"), [1, 2, 4, 8], [0.0] * 64, "<f8")
-        self.refuse(1, "run", "attention", *self.inputs(), says="k.npy: holds f64")
+        self.refuse(1, "run", "attention", *self.inputs(), says="k.npy: holds f64[1, 2, 4, 8], expected f32 or f16")
         self.array("k.npy", 2, 4, 8)
         self.refuse(1, "run", "attention", *self.inputs(), says="4 dimensions")
         self.array("k.npy", 1, 2, 4, 6)

@@ -596,8 +596,9 @@ TEST_P(AttentionKernelTest, NoKeysGiveZeros) {
 TEST_P(AttentionKernelTest, DenormalsCostNothing) {
   AttentionShape shape{64, 1, 512, 64, 64};
   AttentionProblem normal(shape, 2500), denormal(shape, 2500);
-  for (std::size_t i = 0; i < denormal.key.size(); ++i) denormal.key[i] *= 1e-39f;
-  for (std::size_t i = 0; i < denormal.value.size(); ++i) denormal.value[i] *= 1e-39f;
+  const float tiny = kernel().element == simd::Element::f16 ? 1e-6f : 1e-39f;
+  for (std::size_t i = 0; i < denormal.key.size(); ++i) denormal.key[i] *= tiny;
+  for (std::size_t i = 0; i < denormal.value.size(); ++i) denormal.value[i] *= tiny;
   const auto seconds = [&](AttentionProblem& problem) {
     double best = 1e9;
     for (int i = 0; i < 7; ++i) {

@@ -15,6 +15,7 @@
 
 #include "kernels/guarded.hpp"
 #include "simd/contract/attention.hpp"
+#include "support/tensor.hpp"
 #include "support/tolerance.hpp"
 
 namespace polyhead::test {
@@ -27,7 +28,7 @@ struct AttentionShape {
   double scale = 0.125;
   std::int64_t visible_begin = simd::AttentionF32Args::unbounded_begin;
   std::int64_t visible_end = simd::AttentionF32Args::unbounded_end;
-  std::int64_t gap = 0;        // floats between rows of every operand
+  std::int64_t gap = 0;        // elements between rows of every operand
   bool heads_outside = false;  // [group][queries][...] instead of [queries][group][...]
 
   std::int64_t rows() const { return queries * group; }
@@ -40,15 +41,15 @@ struct AttentionShape {
   }
 };
 
-// [queries][group] rows of `columns` floats with the shape's layout.
+// [queries][group] rows of `columns` elements with the shape's layout; strides in elements.
 struct RowLayout {
   RowLayout(const AttentionShape& shape, std::int64_t columns_) : columns(columns_) {
-    const std::int64_t pitch = (columns + shape.gap) * 4;
+    const std::int64_t pitch = columns + shape.gap;
     stride = shape.heads_outside ? pitch : pitch * shape.group;
     head_stride = shape.heads_outside ? pitch * shape.queries : pitch;
     count = static_cast<std::size_t>((shape.rows() - 1) * (columns + shape.gap) + columns);
   }
-  std::size_t at(std::int64_t t, std::int64_t g) const { return static_cast<std::size_t>((t * stride + g * head_stride) / 4); }
+  std::size_t at(std::int64_t t, std::int64_t g) const { return static_cast<std::size_t>(t * stride + g * head_stride); }
   std::int64_t columns;
   std::ptrdiff_t stride, head_stride;
   std::size_t count;
@@ -74,6 +75,47 @@ struct Broadcast {
   std::unique_ptr<Guarded<T>> values;
   std::ptrdiff_t stride, head_stride, key_stride;
 };
+
+// An operand as a kernel reads or writes it: its numbers themselves, or a copy of them in elements of 16 bits. Numbers are
+// rounded to the element in place then, so that a formula in their terms is one of the operands that the kernel gets.
+class StoredElements {
+ public:
+  StoredElements(simd::Element element, std::size_t count) : element_(element) {
+    if (element == simd::Element::f32) {
+      floats_ = std::make_unique<Guarded<float>>(count);
+    } else {
+      bits_ = std::make_unique<Guarded<std::uint16_t>>(count);
+      const auto size = static_cast<std::int64_t>(count);
+      view_ = TensorView(bits_->data(), element == simd::Element::bf16 ? DType::bf16 : DType::f16, 1, &size);
+    }
+  }
+  void* data() { return floats_ ? static_cast<void*>(floats_->data()) : bits_->data(); }
+  float get(std::size_t i) const {
+    return floats_ ? (*floats_)[i] : static_cast<float>(testing::load(view_, static_cast<std::int64_t>(i)));
+  }
+  // Copies and rounds the numbers to 16 bits; nothing is done for those that were copied last.
+  void take(Guarded<float>& numbers) {
+    const std::size_t bytes = numbers.size() * sizeof(float);
+    if (taken_.size() == numbers.size() && std::memcmp(taken_.data(), numbers.data(), bytes) == 0) return;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      testing::store(view_, static_cast<std::int64_t>(i), static_cast<double>(numbers[i]));
+      numbers[i] = get(i);
+    }
+    taken_.assign(numbers.data(), numbers.data() + numbers.size());
+  }
+  simd::Element element() const { return element_; }
+
+ private:
+  simd::Element element_;
+  std::unique_ptr<Guarded<float>> floats_;
+  std::unique_ptr<Guarded<std::uint16_t>> bits_;
+  TensorView view_;
+  std::vector<float> taken_;
+};
+
+inline std::int64_t bytes_of(simd::Element element) {
+  return element == simd::Element::f32 ? 4 : 2;
+}
 
 class AttentionProblem {
  public:
@@ -109,8 +151,15 @@ class AttentionProblem {
     double largest_value = 0, largest_score = 0;  // what the error bound is made of
     bool empty = true;
 
-    double tolerance(Precision precision) const {  // of an element of out
+    double tolerance(Precision precision) const {  // of a result before it is rounded to the element
       return testing::attention_bound(DType::f32, largest_value, largest_score, 0, precision);
+    }
+    // Of an element of out: kernels compute in f32 and round once, which is far less than the bound that bf16 and f16 are
+    // promised.
+    static double rounding(simd::Element element, double result) {
+      if (element == simd::Element::bf16) return 0x1p-8 * std::fabs(result);
+      if (element == simd::Element::f16) return 0x1p-11 * std::fabs(result) + 0x1p-25;
+      return 0;
     }
   };
 
@@ -160,19 +209,22 @@ class AttentionProblem {
   }
 
   struct Result {
-    std::vector<float> out;  // [row][value_dim]
-    std::vector<float> lse;  // [row]
+    std::vector<float> out;                      // [row][value_dim]
+    std::vector<float> lse;                      // [row]
+    simd::Element element = simd::Element::f32;  // of the kernel's out
   };
 
-  simd::AttentionF32Args arguments(std::int64_t row_begin, std::int64_t row_end) {
+  // For a kernel of `element`.
+  simd::AttentionF32Args arguments(simd::Element element, std::int64_t row_begin, std::int64_t row_end) {
+    const std::int64_t item = bytes_of(element);
     simd::AttentionF32Args args;
-    args.query = query.data();
-    args.query_stride = query_layout.stride;
-    args.query_head_stride = query_layout.head_stride;
-    args.key = key.data();
-    args.key_stride = (shape.head_dim + shape.gap) * 4;
-    args.value = value.data();
-    args.value_stride = (shape.value_dim + shape.gap) * 4;
+    args.query = stored(stored_query, query, element);
+    args.query_stride = query_layout.stride * item;
+    args.query_head_stride = query_layout.head_stride * item;
+    args.key = stored(stored_key, key, element);
+    args.key_stride = (shape.head_dim + shape.gap) * item;
+    args.value = stored(stored_value, value, element);
+    args.value_stride = (shape.value_dim + shape.gap) * item;
     args.group = shape.group;
     args.row_begin = row_begin;
     args.row_end = row_end;
@@ -200,7 +252,7 @@ class AttentionProblem {
     args.alibi_offset = alibi_offset;
     args.sink = sinks ? sinks->data() : nullptr;
     args.sink_stride = 4;
-    if (pages) pages->give(args);
+    if (pages) pages->give(element, args);
     return args;
   }
 
@@ -210,10 +262,10 @@ class AttentionProblem {
     const std::int64_t key_pitch = shape.head_dim + 3, value_pitch = shape.value_dim + 5, front = 7;
     Pages& made = pages.emplace();
     made.page_keys = page_keys;
-    made.key_in_page = front * 4;
-    made.value_in_page = (front + page_keys * key_pitch) * 4;
-    made.key_stride = key_pitch * 4;
-    made.value_stride = value_pitch * 4;
+    made.key_in_page = front;
+    made.value_in_page = front + page_keys * key_pitch;
+    made.key_stride = key_pitch;
+    made.value_stride = value_pitch;
     const std::int64_t count = (shape.keys + page_keys - 1) / page_keys;
     // Pages are made last first, so that they do not follow one another in memory. What is behind the last key is NaN.
     for (std::int64_t page = ring ? 0 : count - 1; page >= 0; --page) {
@@ -224,8 +276,8 @@ class AttentionProblem {
       for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = kNaN;
     }
     for (std::int64_t page = 0; page < count; ++page) {
-      Guarded<float>& memory = *made.memory[static_cast<std::size_t>(ring ? 0 : count - 1 - page)];
-      made.table.push_back(memory.data());
+      made.places.push_back(static_cast<std::size_t>(ring ? 0 : count - 1 - page));
+      Guarded<float>& memory = *made.memory[made.places.back()];
       for (std::int64_t s = page * page_keys; s < std::min(shape.keys, (page + 1) * page_keys); ++s) {
         const std::int64_t place = s - page * page_keys;
         for (std::int64_t d = 0; d < shape.head_dim; ++d) {
@@ -251,14 +303,14 @@ class AttentionProblem {
   // Runs rows [row_begin, row_end) and returns just these; the first key is rounded down to the kernel's blocks.
   Result run(const simd::AttentionKernel& kernel, std::int64_t row_begin, std::int64_t row_end, bool with_lse = true,
              std::int64_t first_key = 0) {
-    Guarded<float> out(out_layout.count);
+    StoredElements out(kernel.element, out_layout.count);
     Guarded<float> lse(static_cast<std::size_t>(shape.rows()));
     Guarded<unsigned char> scratch(kernel.scratch_bytes(shape.head_dim, shape.value_dim, shape.keys), 64);
-    simd::AttentionF32Args args = arguments(row_begin, row_end);
+    simd::AttentionF32Args args = arguments(kernel.element, row_begin, row_end);
     args.key_begin = first_key / kernel.key_block * kernel.key_block;
     args.out = out.data();
-    args.out_stride = out_layout.stride;
-    args.out_head_stride = out_layout.head_stride;
+    args.out_stride = out_layout.stride * bytes_of(kernel.element);
+    args.out_head_stride = out_layout.head_stride * bytes_of(kernel.element);
     args.lse = with_lse ? lse.data() : nullptr;
     args.lse_stride = shape.group * 4;
     args.lse_head_stride = 4;
@@ -270,7 +322,8 @@ class AttentionProblem {
 
   // The same through partial results: keys split at multiples of `split`, merged.
   Result run_split(const simd::AttentionKernel& kernel, const simd::MergeKernel& merge, std::int64_t split) {
-    Guarded<float> out(out_layout.count);
+    EXPECT_EQ(kernel.element, merge.element);
+    StoredElements out(merge.element, out_layout.count);
     Guarded<float> lse(static_cast<std::size_t>(shape.rows()));
     std::vector<std::unique_ptr<Guarded<float>>> parts;
     std::vector<const float*> pointers;
@@ -278,7 +331,7 @@ class AttentionProblem {
       const std::int64_t end = std::min(shape.keys, begin + split);
       Guarded<unsigned char> scratch(kernel.scratch_bytes(shape.head_dim, shape.value_dim, end - begin), 64);
       parts.push_back(std::make_unique<Guarded<float>>(static_cast<std::size_t>(shape.rows() * (shape.value_dim + 2))));
-      simd::AttentionF32Args args = arguments(0, shape.rows());
+      simd::AttentionF32Args args = arguments(kernel.element, 0, shape.rows());
       args.key_begin = begin;
       args.key_end = end;
       args.partial = parts.back()->data();
@@ -293,8 +346,8 @@ class AttentionProblem {
     args.group = shape.group;
     args.value_dim = shape.value_dim;
     args.out = out.data();
-    args.out_stride = out_layout.stride;
-    args.out_head_stride = out_layout.head_stride;
+    args.out_stride = out_layout.stride * bytes_of(merge.element);
+    args.out_head_stride = out_layout.head_stride * bytes_of(merge.element);
     args.lse = lse.data();
     args.lse_stride = shape.group * 4;
     args.lse_head_stride = 4;
@@ -311,6 +364,7 @@ class AttentionProblem {
       const std::int64_t t = row / shape.group, g = row % shape.group;
       const Row want = expected(t, g);
       const double tolerance = want.tolerance(precision);
+      double allowed_error = tolerance;
       const float* out = result.out.data() + row * shape.value_dim;
       const float lse = result.lse[static_cast<std::size_t>(row)];
       double worst = 0;
@@ -319,8 +373,11 @@ class AttentionProblem {
         if (std::isnan(right) && std::isnan(out[e])) continue;
         if (std::isinf(right) && static_cast<double>(out[e]) == right) continue;
         if (want.empty && bits_of(out[e]) != 0) worst = kInfinity;
-        const double error = std::fabs(out[e] - right);
-        if (!(error <= worst)) worst = std::isnan(error) ? kInfinity : error;
+        const double error = std::fabs(out[e] - right), rounding = Row::rounding(result.element, right);
+        if (!(error - rounding <= worst)) {
+          worst = std::isnan(error) ? kInfinity : error - rounding;
+          allowed_error = tolerance + rounding;
+        }
       }
       bool lse_right = want.empty ? static_cast<double>(lse) == want.lse : std::isnan(want.lse) ? std::isnan(lse) : true;
       // Beyond 2e38 a score in log2 units is at the end of the float range, and so is the lse.
@@ -331,7 +388,8 @@ class AttentionProblem {
       }
       if (worst > tolerance || !lse_right) {
         ADD_FAILURE() << what << ": " << shape.text() << ", row t " << t << " g " << g << (want.empty ? " (empty)" : "")
-                      << ": worst error " << worst << ", allowed " << tolerance << "; lse " << lse << ", right " << want.lse;
+                      << ": worst error " << worst + allowed_error - tolerance << ", allowed " << allowed_error << "; lse "
+                      << lse << ", right " << want.lse;
         return;
       }
     }
@@ -339,20 +397,26 @@ class AttentionProblem {
 
   struct Pages {
     std::int64_t page_keys;
-    std::ptrdiff_t key_in_page, value_in_page, key_stride, value_stride;
+    std::ptrdiff_t key_in_page, value_in_page, key_stride, value_stride;  // in elements
     std::vector<std::unique_ptr<Guarded<float>>> memory;
+    std::vector<std::size_t> places;                      // of the pages in memory, in the order of their keys
+    std::vector<std::unique_ptr<StoredElements>> copies;  // of memory, for the element that ran last
     std::vector<const void*> table;
     std::int64_t first_page = 0;  // of the table that calls are given
 
-    void give(simd::AttentionF32Args& args) const {
+    void give(simd::Element element, simd::AttentionF32Args& args) {
+      const std::int64_t item = bytes_of(element);
+      copies.resize(memory.size());
+      table.clear();
+      for (const std::size_t place : places) table.push_back(stored(copies[place], *memory[place], element));
       args.key = args.value = nullptr;
       args.pages = table.data() + first_page;
       args.first_page = first_page;
       args.page_keys = page_keys;
-      args.key_in_page = key_in_page;
-      args.value_in_page = value_in_page;
-      args.key_stride = key_stride;
-      args.value_stride = value_stride;
+      args.key_in_page = key_in_page * item;
+      args.value_in_page = value_in_page * item;
+      args.key_stride = key_stride * item;
+      args.value_stride = value_stride * item;
     }
   };
 
@@ -365,13 +429,22 @@ class AttentionProblem {
   double softcap = 0;
   std::optional<Guarded<float>> alibi_slopes, sinks;  // [group]
   std::int64_t alibi_offset = 0;
+  std::unique_ptr<StoredElements> stored_query, stored_key, stored_value;  // for the element that ran last
 
  private:
-  Result collect(const Guarded<float>& out, const Guarded<float>& lse, std::int64_t row_begin, std::int64_t row_end) const {
+  static const void* stored(std::unique_ptr<StoredElements>& copy, Guarded<float>& numbers, simd::Element element) {
+    if (element == simd::Element::f32) return numbers.data();
+    if (!copy || copy->element() != element) copy = std::make_unique<StoredElements>(element, numbers.size());
+    copy->take(numbers);
+    return copy->data();
+  }
+
+  Result collect(const StoredElements& out, const Guarded<float>& lse, std::int64_t row_begin, std::int64_t row_end) const {
     Result result;
+    result.element = out.element();
     for (std::int64_t row = row_begin; row < row_end; ++row) {
-      const float* from = out.data() + out_layout.at(row / shape.group, row % shape.group);
-      result.out.insert(result.out.end(), from, from + shape.value_dim);
+      const std::size_t from = out_layout.at(row / shape.group, row % shape.group);
+      for (std::size_t e = 0; e < static_cast<std::size_t>(shape.value_dim); ++e) result.out.push_back(out.get(from + e));
       result.lse.push_back(lse[static_cast<std::size_t>(row)]);
     }
     return result;

@@ -1,6 +1,6 @@
-// attention_f32 with every shape of register tile, on one instruction set: so the tiles of AVX-512 and of NEON are computed
-// with on machines that have neither. The shape must not show in the result: the bits are those of the instruction set's own
-// kernel.
+// Transposed attention with every shape of register tile, on one instruction set: so the tiles of AVX-512 and of NEON are
+// computed with on machines that have neither. The shape must not show in the result: the bits are those of the instruction
+// set's own kernel.
 #if defined(__x86_64__)
 #define HWY_BASELINE_TARGETS HWY_AVX2
 #elif defined(__aarch64__)
@@ -33,12 +33,6 @@ constexpr Isa kIsa = Isa::avx2;
 constexpr Isa kIsa = Isa::neon;
 #endif
 
-template <class Shape>
-simd::AttentionKernel kernel_of(const char* name) {
-  return {name, Shape::kRowBlock, static_cast<std::int32_t>(tiles::kKeyBlock), &tiles::AttentionScratchBytes<Shape>,
-          &tiles::RunAttention<Shape>};
-}
-
 struct TileCase {
   simd::AttentionKernel kernel;
   int vectors;  // of query rows that a block holds
@@ -51,9 +45,20 @@ class AttentionTilesTest : public ::testing::TestWithParam<TileCase> {
     if (std::find(isas.begin(), isas.end(), kIsa) == isas.end()) GTEST_SKIP() << "this machine lacks " << name(kIsa);
   }
 
+  DType dtype() const {
+    switch (GetParam().kernel.element) {
+      case simd::Element::bf16:
+        return DType::bf16;
+      case simd::Element::f16:
+        return DType::f16;
+      default:
+        return DType::f32;
+    }
+  }
+
   void check(AttentionProblem& problem) {
     const simd::AttentionKernel& shaped = GetParam().kernel;
-    const simd::AttentionKernel& own = *dispatch::kernel_table(kIsa).attention_f32;
+    const simd::AttentionKernel& own = *dispatch::attention_kernels(dispatch::kernel_table(kIsa), dtype()).transposed;
     const std::string what = std::string(shaped.name) + ", " + problem.shape.text();
     const AttentionProblem::Result result = problem.run(shaped), expected = problem.run(own);
     problem.expect_right(result, what);
@@ -127,13 +132,25 @@ TEST_P(AttentionTilesTest, PoisonReachesOnlyRowsThatSeeIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    EveryShape, AttentionTilesTest,
-    ::testing::Values(TileCase{kernel_of<tiles::Tiles32Registers8x3>("tiles_8x3"), tiles::Tiles32Registers8x3::kVectors},
-                      TileCase{kernel_of<tiles::Tiles32Registers6x4>("tiles_6x4"), tiles::Tiles32Registers6x4::kVectors},
-                      TileCase{kernel_of<tiles::Tiles16Registers4x3>("tiles_4x3"), tiles::Tiles16Registers4x3::kVectors},
-                      TileCase{kernel_of<tiles::Tiles16Registers4x2>("tiles_4x2"), tiles::Tiles16Registers4x2::kVectors}),
-    [](const auto& instance) { return std::string(instance.param.kernel.name); });
+template <class Shape, class T>
+TileCase case_of(const char* name) {
+  return {tiles::TransposedKernel<Shape, T>(name), Shape::kVectors};
+}
+
+std::vector<TileCase> cases() {
+  std::vector<TileCase> all = {
+      case_of<tiles::Tiles32Registers8x3, float>("f32_8x3"), case_of<tiles::Tiles32Registers6x4, float>("f32_6x4"),
+      case_of<tiles::Tiles16Registers4x3, float>("f32_4x3"), case_of<tiles::Tiles16Registers4x2, float>("f32_4x2")};
+  // Elements of 16 bits reach the same tiles by way of f32.
+  for (const DType dtype : dispatch::attention_dtypes()) {
+    if (dtype == DType::bf16) all.push_back(case_of<tiles::Tiles32Registers8x3, simd::Bf16>("bf16_8x3"));
+    if (dtype == DType::f16) all.push_back(case_of<tiles::Tiles32Registers6x4, simd::F16>("f16_6x4"));
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryShape, AttentionTilesTest, ::testing::ValuesIn(cases()),
+                         [](const auto& instance) { return std::string(instance.param.kernel.name); });
 
 }  // namespace
 }  // namespace polyhead::test

@@ -1,7 +1,8 @@
-// decode_f32 around the edges of its key streams and of the head sizes that take another way through a block: the result is
+// decode kernels around the edges of its key streams and of the head sizes that take another way through a block: the result is
 // right, and a row has the bits it has alone, whatever its neighbours let the kernel see.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -12,9 +13,9 @@
 namespace polyhead::test {
 namespace {
 
-class DecodeStreamsTest : public ::testing::TestWithParam<Isa> {
+class DecodeStreamsTest : public ::testing::TestWithParam<const simd::AttentionKernel*> {
  protected:
-  const simd::AttentionKernel& kernel() const { return *dispatch::kernel_table(GetParam()).decode_f32; }
+  const simd::AttentionKernel& kernel() const { return *GetParam(); }
 
   void check_rows_alone(AttentionProblem& problem) {
     const AttentionShape& shape = problem.shape;
@@ -82,8 +83,19 @@ TEST_P(DecodeStreamsTest, PoisonReachesOnlyTheRowThatSeesIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryIsa, DecodeStreamsTest, ::testing::ValuesIn(available_isas()),
-                         [](const auto& instance) { return std::string(name(instance.param)); });
+std::vector<const simd::AttentionKernel*> kernels() {
+  std::vector<const simd::AttentionKernel*> all;
+  for (const Isa isa : available_isas()) {
+    for (const DType dtype : dispatch::attention_dtypes()) {
+      const auto* kernel = dispatch::attention_kernels(dispatch::kernel_table(isa), dtype).decode;
+      if (std::find(all.begin(), all.end(), kernel) == all.end()) all.push_back(kernel);
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryIsa, DecodeStreamsTest, ::testing::ValuesIn(kernels()),
+                         [](const auto& instance) { return std::string(instance.param->name); });
 
 }  // namespace
 }  // namespace polyhead::test

@@ -119,6 +119,7 @@ AttentionCase random_case(std::uint64_t seed) {
   spec.has_alibi = random.chance(0.2);
   spec.has_sink = random.chance(0.2);
   if (random.chance(0.2)) spec.precision = Precision::fast;
+  if (random.chance(0.4)) spec.dtype = random.choice(attention_dtypes());
   AttentionCase test = make_case(spec, random);
   if (spec.has_alibi && random.chance(0.5)) fill_normal(test.alibi_slopes, random, random.choice({1e-3, 0.3, 10.0}));
   if (spec.has_sink && random.chance(0.2)) fill_normal(test.sink, random, 100);

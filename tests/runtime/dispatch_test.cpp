@@ -294,7 +294,8 @@ TEST(KernelTable, EveryRowIsReachable) {
     EXPECT_EQ(std::string(row.name), std::string(row.kind) + "_" + dispatch::isa_name(row.target));
   }
   targets.erase("fast_attention_f32");  // attention_f32 takes its place
-  EXPECT_EQ(targets.size(), 7u);
+  // Attention's three for each data type, and those of the layers.
+  EXPECT_EQ(targets.size(), 3 * dispatch::attention_dtypes().size() + 4);
   for (const auto& [kind, isas] : targets) EXPECT_EQ(isas.count(Isa::reference), 1u) << kind;
 }
 
@@ -302,11 +303,26 @@ TEST(KernelTable, CompleteForEveryBuiltTarget) {
   for (Isa isa : dispatch::built_isas()) {
     const dispatch::KernelTable& table = dispatch::kernel_table(isa);
     EXPECT_EQ(table.isa, isa);
-    const std::map<std::string, const char*> names = {
-        {"attention_f32", table.attention_f32->name},   {"decode_f32", table.decode_f32->name},
-        {"merge_f32", table.merge_f32->name},           {"gemm_f32", table.gemm_f32->name},
-        {"layer_norm_f32", table.layer_norm_f32->name}, {"softmax_f32", table.softmax_f32->name},
-        {"activation_f32", table.activation_f32->name}};
+    std::map<std::string, const char*> names = {{"gemm_f32", table.gemm_f32->name},
+                                                {"layer_norm_f32", table.layer_norm_f32->name},
+                                                {"softmax_f32", table.softmax_f32->name},
+                                                {"activation_f32", table.activation_f32->name}};
+    for (const DType dtype : dispatch::attention_dtypes()) {
+      const dispatch::AttentionKernels kernels = dispatch::attention_kernels(table, dtype);
+      const std::string suffix = std::string("_") + name(dtype);
+      names["attention" + suffix] = kernels.transposed->name;
+      names["decode" + suffix] = kernels.decode->name;
+      names["merge" + suffix] = kernels.merge->name;
+      EXPECT_EQ(kernels.fast, dtype == DType::f32 ? table.fast_attention_f32 : kernels.transposed);
+      const simd::Element element = dtype == DType::f32    ? simd::Element::f32
+                                    : dtype == DType::bf16 ? simd::Element::bf16
+                                                           : simd::Element::f16;
+      for (const simd::AttentionKernel* kernel : {kernels.transposed, kernels.fast, kernels.decode}) {
+        EXPECT_EQ(kernel->element, element) << kernel->name;
+      }
+      EXPECT_EQ(kernels.merge->element, element) << kernels.merge->name;
+    }
+    EXPECT_THROW(dispatch::attention_kernels(table, DType::i8), Error);
     const bool has_fast = isa == Isa::amx;
     EXPECT_STREQ(table.fast_attention_f32->name, has_fast ? "fast_attention_f32_amx" : table.attention_f32->name);
     for (const auto& entry : names) {

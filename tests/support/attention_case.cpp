@@ -52,6 +52,7 @@ AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_
   spec.head_dim = head_dim;
   spec.value_dim = value_dim;
   spec.mask = mask;
+  spec.dtype = case_dtype();
   return spec;
 }
 
@@ -112,6 +113,7 @@ std::string AttentionCase::describe() const {
     text << ' ' << name;
     for_each_offset(*tensor, [&, values = tensor](std::int64_t offset) { text << ' ' << load(*values, offset); });
   }
+  if (spec.dtype != DType::f32) text << ' ' << name(spec.dtype);
   if (spec.precision != Precision::strict) text << ' ' << name(spec.precision);
   for (const auto& [given, name, tensor] : {std::tuple(spec.mask.has_key_lengths, "key_lengths", &key_lengths),
                                             std::tuple(spec.mask.has_query_lengths, "query_lengths", &query_lengths),
@@ -155,10 +157,10 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
     test.cumulative_query_lengths = ends_of(query_limits, queries);
     test.cumulative_key_lengths = ends_of(key_limits, keys);
   }
-  test.query = Tensor(DType::f32, {batch, H, queries, D});
-  test.key = Tensor(DType::f32, {batch, G, keys, D});
-  test.value = Tensor(DType::f32, {batch, G, keys, E});
-  test.out = Tensor(DType::f32, {batch, H, queries, E});
+  test.query = Tensor(spec.dtype, {batch, H, queries, D});
+  test.key = Tensor(spec.dtype, {batch, G, keys, D});
+  test.value = Tensor(spec.dtype, {batch, G, keys, E});
+  test.out = Tensor(spec.dtype, {batch, H, queries, E});
   test.lse = Tensor(DType::f32, {batch, H, queries});
   fill_normal(test.query, random);
   fill_normal(test.key, random);

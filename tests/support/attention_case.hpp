@@ -13,6 +13,7 @@
 
 namespace polyhead::testing {
 
+// Of case_dtype().
 AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t query_length,
                              std::int64_t key_length, std::int64_t head_dim, std::int64_t value_dim, const Mask& mask = {});
 
@@ -28,11 +29,11 @@ struct AttentionCase {
   std::string describe() const;
 };
 
-// Contiguous tensors of normal random numbers; what the mask needs is there: lengths in 0 .. S or T (some 0, some whole),
-// offsets in -T .. S, a full-size boolean mask that lets seven in ten keys through, a full-size normal bias with one in ten
-// -inf. ALiBi's slopes are the usual powers of two, sinks normal with one in ten -inf. out and lse hold NaN. Packed sequences
-// have lengths in 0 .. T and 0 .. S, and a few rows lie behind the last. Segments are documents one after another, stretches in
-// any order, or numbers thrown about; six in ten blocks of a block mask are visible.
+// Contiguous tensors of the spec's dtype, of normal random numbers; what the mask needs is there: lengths in 0 .. S or T (some
+// 0, some whole), offsets in -T .. S, a full-size boolean mask that lets seven in ten keys through, a full-size normal bias
+// with one in ten -inf. ALiBi's slopes are the usual powers of two, sinks normal with one in ten -inf. out and lse hold NaN.
+// Packed sequences have lengths in 0 .. T and 0 .. S, and a few rows lie behind the last. Segments are documents one after
+// another, stretches in any order, or numbers thrown about; six in ten blocks of a block mask are visible.
 AttentionCase make_case(const AttentionSpec& spec, Random& random);
 
 // Runs the case with and without lse and compares out and lse with the oracle, and both outs with each other bit for bit.

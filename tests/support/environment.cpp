@@ -6,7 +6,26 @@
 #include <mutex>
 #include <utility>
 
+#include "dispatch/kernel_table.hpp"
+
 namespace polyhead::testing {
+namespace {
+
+DType dtype_of_cases = DType::f32;
+
+}  // namespace
+
+std::vector<DType> attention_dtypes() {
+  return dispatch::attention_dtypes();
+}
+
+DType case_dtype() {
+  return dtype_of_cases;
+}
+
+void set_case_dtype(DType dtype) {
+  dtype_of_cases = dtype;
+}
 
 std::int64_t environment_integer(const char* name, std::int64_t otherwise) {
   const char* text = std::getenv(name);

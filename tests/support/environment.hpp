@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "polyhead/runtime.hpp"
+#include "polyhead/tensor.hpp"
 
 namespace polyhead::testing {
 
@@ -28,6 +30,35 @@ class EveryIsa : public ::testing::TestWithParam<Isa> {
   // The scalar kernels are many times slower: long sweeps take every n-th case there.
   bool slow() const { return isa() == Isa::reference; }
 };
+
+// The data types that this build has attention kernels for, f32 first.
+std::vector<DType> attention_dtypes();
+
+// What attention_spec() gives to specs: f32 but in tests that run with each data type.
+DType case_dtype();
+void set_case_dtype(DType dtype);
+
+// A test that runs on each instruction set with each data type that attention is built for. Its cases are of dtype().
+//     POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(Sweep);
+class EveryIsaAndDType : public ::testing::TestWithParam<std::tuple<Isa, DType>> {
+ protected:
+  void SetUp() override { set_case_dtype(dtype()); }
+  void TearDown() override { set_case_dtype(DType::f32); }
+  Isa isa() const { return std::get<0>(GetParam()); }
+  DType dtype() const { return std::get<1>(GetParam()); }
+  const Runtime& runtime(int threads = 1) const { return runtime_on(isa(), threads); }
+  bool slow() const { return isa() == Isa::reference; }
+};
+
+inline std::string isa_and_dtype_name(const ::testing::TestParamInfo<std::tuple<Isa, DType>>& info) {
+  return std::string(name(std::get<0>(info.param))) + "_" + name(std::get<1>(info.param));
+}
+
+#define POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(suite)                                                      \
+  INSTANTIATE_TEST_SUITE_P(Isa, suite,                                                                       \
+                           ::testing::Combine(::testing::ValuesIn(::polyhead::available_isas()),             \
+                                              ::testing::ValuesIn(::polyhead::testing::attention_dtypes())), \
+                           ::polyhead::testing::isa_and_dtype_name)
 
 inline std::string isa_name(const ::testing::TestParamInfo<Isa>& info) {
   return name(info.param);

@@ -1,0 +1,13 @@
+// decode_f16: the kernel for few query rows a kv head, bound by reading K and V.
+#include "simd/hwy/decode_f32-inl.h"
+
+#include "simd/hwy/kernel_name.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+
+extern const AttentionKernel decode_f16;
+const AttentionKernel decode_f16 = DecodeKernel<F16>(POLYHEAD_KERNEL_NAME("decode_f16"));
+
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,13 @@
+// merge_f16: brings key splits together.
+#include "simd/hwy/merge-inl.h"
+
+#include "simd/hwy/kernel_name.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace polyhead::simd::HWY_NAMESPACE {
+
+extern const MergeKernel merge_f16;
+const MergeKernel merge_f16 = KernelOfMerge<F16>(POLYHEAD_KERNEL_NAME("merge_f16"));
+
+}  // namespace polyhead::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

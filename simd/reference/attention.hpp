@@ -1,0 +1,205 @@
+// Attention and merging in scalar arithmetic: for each row the scores of all allowed keys, then the weighted sum of their
+// values. A key that is not allowed is never read. Query, key, value and out are elements of T.
+#pragma once
+
+#include "simd/contract/attention.hpp"
+
+#include <math.h>
+
+#include "simd/floating_point.hpp"
+#include "simd/reference/element.hpp"
+#include "simd/reference/reference.hpp"
+
+namespace polyhead::simd::reference {
+namespace {
+
+// Scratch: a score for each key, then the sums of one row.
+std::size_t scratch_bytes(std::int64_t, std::int64_t value_dim, std::int64_t key_count) {
+  return static_cast<std::size_t>(key_count + value_dim) * sizeof(double);
+}
+
+// Where key s and its value lie.
+template <class T>
+const T* row_of_key(const AttentionF32Args& args, std::int64_t s) {
+  if (args.pages == nullptr) return static_cast<const T*>(at(args.key, args.key_stride * s));
+  const void* const page = args.pages[s / args.page_keys - args.first_page];
+  return static_cast<const T*>(at(page, args.key_in_page + args.key_stride * (s % args.page_keys)));
+}
+template <class T>
+const T* row_of_value(const AttentionF32Args& args, std::int64_t s) {
+  if (args.pages == nullptr) return static_cast<const T*>(at(args.value, args.value_stride * s));
+  const void* const page = args.pages[s / args.page_keys - args.first_page];
+  return static_cast<const T*>(at(page, args.value_in_page + args.value_stride * (s % args.page_keys)));
+}
+
+// The score of query t of head g of the group and key s, in natural-log units; -inf where the key is not allowed.
+template <class T>
+double score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
+  if (args.visible_begin != AttentionF32Args::unbounded_begin && s < t + args.visible_begin) return -kInfinity;
+  if (args.visible_end != AttentionF32Args::unbounded_end && s >= t + args.visible_end) return -kInfinity;
+  if (args.boolean_mask) {
+    const std::uint8_t* allowed =
+        at(args.boolean_mask, args.mask_stride * t + args.mask_head_stride * g + args.mask_key_stride * s);
+    if (*allowed == 0) return -kInfinity;
+  }
+  double bias = 0.0;
+  if (args.bias) {
+    bias = static_cast<double>(*at(args.bias, args.bias_stride * t + args.bias_head_stride * g + args.bias_key_stride * s));
+    if (bias == -kInfinity) return -kInfinity;
+  }
+  const T* query = at(static_cast<const T*>(args.query), args.query_stride * t + args.query_head_stride * g);
+  const T* key = row_of_key<T>(args, s);
+  double dot = 0.0;
+  for (std::int64_t d = 0; d < args.head_dim; ++d) dot += to_double(query[d]) * to_double(key[d]);
+  double score = args.scale * dot;
+  if (args.softcap > 0.0) score = args.softcap * tanh(score / args.softcap);
+  score += bias;
+  if (args.alibi_slopes) {
+    const double distance = fabs(static_cast<double>(t + args.alibi_offset - s));
+    score -= static_cast<double>(*at(args.alibi_slopes, args.alibi_stride * g)) * distance;
+  }
+  return score;
+}
+
+// How a row ends: out = scale * sums / denominator.
+struct RowEnd {
+  double scale, denominator, lse;
+};
+
+// Of sums and denominator relative to exp(shift), once the sink of head g has joined them.
+template <class Args>
+RowEnd end_of_row(const Args& args, std::int64_t g, bool seen, double shift, double denominator) {
+  const double sink = args.sink ? static_cast<double>(*at(args.sink, args.sink_stride * g)) : -kInfinity;
+  if (!seen) return {0.0, 1.0, sink};
+  if (sink == -kInfinity) return {1.0, denominator, shift + log(denominator)};
+  const double raised = sink > shift ? sink : shift;
+  const double scale = exp(shift - raised);
+  const double total = scale * denominator + exp(sink - raised);
+  return {scale, total, raised + log(total)};
+}
+
+template <class T>
+POLYHEAD_NOINLINE void attend_rows(const AttentionF32Args& args) {
+  double* const scores = static_cast<double*>(args.scratch);
+  double* const sums = scores + (args.key_end > args.key_begin ? args.key_end - args.key_begin : 0);
+  for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
+    const std::int64_t t = row / args.group;
+    const std::int64_t g = row % args.group;
+
+    // Whether a key was seen decides on emptiness, not the largest score: NaN is no score below all others.
+    bool seen = false;
+    double largest = -kInfinity;
+    for (std::int64_t s = args.key_begin; s < args.key_end; ++s) {
+      const double score = score_of<T>(args, t, g, s);
+      scores[s - args.key_begin] = score;
+      if (score == -kInfinity) continue;
+      seen = true;
+      if (score > largest) largest = score;
+    }
+    if (largest == -kInfinity) largest = 0.0;  // only NaN, or nothing at all
+
+    // A partial result's shift is a float in log2 units; its weights are taken relative to just that.
+    double shift = largest;
+    float shift_log2 = kNoKey;
+    if (args.partial && seen) {
+      const double limit = -static_cast<double>(kNoKey);
+      const double in_log2 = largest * kLog2E;
+      shift_log2 = static_cast<float>(in_log2 > limit ? limit : in_log2 < -limit ? -limit : in_log2);
+      shift = static_cast<double>(shift_log2) * kLn2;
+    }
+
+    for (std::int64_t e = 0; e < args.value_dim; ++e) sums[e] = 0.0;
+    double denominator = 0.0;
+    for (std::int64_t s = args.key_begin; s < args.key_end; ++s) {
+      const double score = scores[s - args.key_begin];
+      if (score == -kInfinity) continue;
+      const double weight = exp(score - shift);
+      denominator += weight;
+      const T* value = row_of_value<T>(args, s);
+      for (std::int64_t e = 0; e < args.value_dim; ++e) sums[e] += weight * to_double(value[e]);
+    }
+
+    if (args.partial) {
+      float* partial = args.partial + (row - args.row_begin) * (args.value_dim + 2);
+      for (std::int64_t e = 0; e < args.value_dim; ++e) partial[e] = static_cast<float>(sums[e]);
+      partial[args.value_dim] = shift_log2;
+      partial[args.value_dim + 1] = static_cast<float>(denominator);
+      continue;
+    }
+    T* out = at(static_cast<T*>(args.out), args.out_stride * t + args.out_head_stride * g);
+    const RowEnd row_end = end_of_row(args, g, seen, shift, denominator);
+    for (std::int64_t e = 0; e < args.value_dim; ++e) {
+      out[e] = rounded<T>(static_cast<float>(row_end.scale * sums[e] / row_end.denominator));
+    }
+    if (args.lse) {
+      float* lse = at(args.lse, args.lse_stride * t + args.lse_head_stride * g);
+      *lse = static_cast<float>(row_end.lse);
+    }
+  }
+}
+
+template <class T>
+void attend(const AttentionF32Args& args) {
+  const KeepDenormals environment;
+  attend_rows<T>(args);
+}
+
+template <class T>
+POLYHEAD_NOINLINE void merge_rows(const MergeF32Args& args) {
+  const std::int64_t width = args.value_dim + 2;
+  for (std::int64_t row = args.row_begin; row < args.row_end; ++row) {
+    const std::int64_t t = row / args.group;
+    const std::int64_t g = row % args.group;
+    const std::int64_t first = (row - args.row_begin) * width;
+
+    bool seen = false;
+    double largest = static_cast<double>(kNoKey);
+    for (std::int64_t split = 0; split < args.splits; ++split) {
+      const float shift = args.partials[split][first + args.value_dim];
+      if (shift == kNoKey) continue;
+      seen = true;
+      if (static_cast<double>(shift) > largest) largest = static_cast<double>(shift);
+    }
+    double denominator = 0.0;
+    for (std::int64_t split = 0; split < args.splits; ++split) {
+      const float* partial = args.partials[split] + first;
+      if (partial[args.value_dim] == kNoKey) continue;
+      denominator +=
+          exp2(static_cast<double>(partial[args.value_dim]) - largest) * static_cast<double>(partial[args.value_dim + 1]);
+    }
+    const RowEnd row_end = end_of_row(args, g, seen, largest * kLn2, denominator);
+    T* out = at(static_cast<T*>(args.out), args.out_stride * t + args.out_head_stride * g);
+    for (std::int64_t e = 0; e < args.value_dim; ++e) {
+      double sum = 0.0;
+      for (std::int64_t split = 0; split < args.splits; ++split) {
+        const float* partial = args.partials[split] + first;
+        if (partial[args.value_dim] == kNoKey) continue;
+        sum += exp2(static_cast<double>(partial[args.value_dim]) - largest) * static_cast<double>(partial[e]);
+      }
+      out[e] = rounded<T>(static_cast<float>(row_end.scale * sum / row_end.denominator));
+    }
+    if (args.lse) {
+      float* lse = at(args.lse, args.lse_stride * t + args.lse_head_stride * g);
+      *lse = static_cast<float>(row_end.lse);
+    }
+  }
+}
+
+template <class T>
+void merge(const MergeF32Args& args) {
+  const KeepDenormals environment;
+  merge_rows<T>(args);
+}
+
+template <class T>
+constexpr AttentionKernel attention_kernel(const char* name) {
+  return {name, 1, 64, scratch_bytes, attend<T>, ElementOf<T>::value};
+}
+
+template <class T>
+constexpr MergeKernel merge_kernel(const char* name) {
+  return {name, merge<T>, ElementOf<T>::value};
+}
+
+}  // namespace
+}  // namespace polyhead::simd::reference

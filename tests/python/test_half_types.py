@@ -1,0 +1,151 @@
+"""float16 and bfloat16 operands: read in place, computed in float32, rounded once."""
+
+import numpy as np
+import polyhead
+import pytest
+import reference
+
+sdpa = polyhead.scaled_dot_product_attention
+
+
+def dtypes():
+    yield pytest.param(np.dtype(np.float16), id="float16")
+    try:
+        import ml_dtypes
+    except ImportError:
+        yield pytest.param(None, id="bfloat16", marks=pytest.mark.skip(reason="needs ml_dtypes"))
+    else:
+        yield pytest.param(np.dtype(ml_dtypes.bfloat16), id="bfloat16")
+
+
+every_type = pytest.mark.parametrize("dtype", dtypes())
+
+
+def make(generator, dtype, rows=5, columns=7, heads=4, kv_heads=2, dim=16):
+    draw = lambda *shape: generator.standard_normal(shape).astype(dtype)
+    return draw(2, heads, rows, dim), draw(2, kv_heads, columns, dim), draw(2, kv_heads, columns, dim)
+
+
+def numbers(array):
+    return np.asarray(array.astype(np.float32), np.float64)
+
+
+def limit(dtype, *operands):
+    """Of float32, and half a step of the type at the largest value."""
+    operands = [numbers(operand) for operand in operands]
+    return reference.tolerance(*operands) + np.abs(operands[2]).max() * (2.0**-11 if dtype == np.float16 else 2.0**-8)
+
+
+def check(dtype, query, key, value, **options):
+    out = sdpa(query, key, value, enable_gqa=True, **options)
+    assert isinstance(out, np.ndarray) and out.dtype == dtype
+    causal = options.get("is_causal", False)
+    expected = reference.attention(
+        *map(numbers, (query, key, value)), options.get("attn_mask"), causal, lengths=options.get("key_lengths")
+    )
+    reference.assert_close(numbers(out), expected, limit(dtype, query, key, value))
+    return out
+
+
+@every_type
+@pytest.mark.parametrize("rows", [1, 3, 17, 65])
+@pytest.mark.parametrize("columns", [1, 31, 200])
+def test_against_float64(generator, dtype, rows, columns):
+    operands = make(generator, dtype, rows, columns)
+    check(dtype, *operands)
+    check(dtype, *operands, is_causal=True)
+    check(dtype, *operands, attn_mask=generator.random((rows, columns)) < 0.7)
+    check(dtype, *operands, attn_mask=generator.standard_normal((2, 1, rows, columns)).astype(dtype).astype(np.float32))
+    check(dtype, *operands, key_lengths=[columns, columns // 2])
+
+
+@every_type
+def test_rounds_the_float32_result_to_nearest_even(generator, dtype):
+    """Equal weights: means that lie between two neighbouring numbers."""
+    bits = np.arange(0x3000, 0x3400, dtype=np.uint16)
+    value = np.stack([bits.view(dtype), (bits + 1).view(dtype)])[None]
+    query, key = np.zeros((1, 1, 8), dtype), np.ones((1, 2, 8), dtype)
+    out = sdpa(query, key, value)
+    np.testing.assert_array_equal(out.view(np.uint16)[0, 0], bits + bits % 2)
+
+
+@every_type
+def test_layouts(generator, dtype):
+    query, key, value = make(generator, dtype)
+    expected = sdpa(query, key, value, enable_gqa=True)
+    turned = [np.swapaxes(np.ascontiguousarray(np.swapaxes(array, 1, 2)), 1, 2) for array in (query, key, value)]
+    np.testing.assert_array_equal(sdpa(*turned, enable_gqa=True).view(np.uint16), expected.view(np.uint16))
+    wide = np.repeat(key, 2, axis=-1)[..., ::2]
+    np.testing.assert_array_equal(sdpa(query, wide, value, enable_gqa=True).view(np.uint16), expected.view(np.uint16))
+    backwards = np.ascontiguousarray(key[..., ::-1])[..., ::-1]
+    np.testing.assert_array_equal(sdpa(query, backwards, value, enable_gqa=True).view(np.uint16), expected.view(np.uint16))
+    crooked = np.frombuffer(b" " + value.tobytes(), np.uint8)[1:].view(dtype).reshape(value.shape)
+    np.testing.assert_array_equal(sdpa(query, key, crooked, enable_gqa=True).view(np.uint16), expected.view(np.uint16))
+    frozen = query.copy()
+    frozen.flags.writeable = False
+    np.testing.assert_array_equal(sdpa(frozen, key, value, enable_gqa=True).view(np.uint16), expected.view(np.uint16))
+
+
+@every_type
+def test_out_is_written_in_place(generator, dtype):
+    query, key, value = make(generator, dtype)
+    room = np.zeros((2, 5, 4, 16), dtype)
+    out = room.swapaxes(1, 2)
+    assert sdpa(query, key, value, enable_gqa=True, out=out) is out
+    np.testing.assert_array_equal(out.view(np.uint16), sdpa(query, key, value, enable_gqa=True).view(np.uint16))
+    frozen = np.zeros_like(out)
+    frozen.flags.writeable = False
+    with pytest.raises(polyhead.InvalidArgumentError, match="out: the array is read-only"):
+        sdpa(query, key, value, enable_gqa=True, out=frozen)
+
+
+@every_type
+def test_types_may_not_be_mixed(generator, dtype):
+    query, key, value = make(generator, dtype)
+    for arguments, message in [
+        ((query.astype(np.float32), key, value), f"key: data type is {dtype.name}, expected float32, query's"),
+        ((query, key.astype(np.float32), value), f"key: data type is float32, expected {dtype.name}, query's"),
+        ((query, key, value.astype(np.float32)), f"value: data type is float32, expected {dtype.name}, query's"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            sdpa(*arguments, enable_gqa=True)
+    with pytest.raises(TypeError, match=f"out: data type is float32, expected {dtype.name}, query's"):
+        sdpa(query, key, value, enable_gqa=True, out=np.zeros((2, 4, 5, 16), np.float32))
+    with pytest.raises(TypeError, match="alibi_slopes: data type is .*, expected float32"):
+        sdpa(query, key, value, enable_gqa=True, alibi_slopes=np.zeros(4, dtype))
+
+
+@every_type
+def test_infinities(generator, dtype):
+    query, key, value = make(generator, dtype)
+    value[0, 0, 3, 2] = np.inf
+    out = numbers(sdpa(query, key, value, enable_gqa=True))
+    assert np.isposinf(out[0, :2, :, 2]).all() and np.isfinite(out[1]).all() and np.isfinite(out[0, 2:]).all()
+    hidden = np.arange(7) != 3
+    assert np.isfinite(numbers(sdpa(query, key, value, enable_gqa=True, attn_mask=hidden[None]))).all()
+
+
+def test_bfloat16_masks(generator):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    query, key, value = make(generator, np.float32)
+    bias = generator.standard_normal((5, 7)).astype(ml_dtypes.bfloat16)
+    out = sdpa(query, key, value, bias, enable_gqa=True)
+    np.testing.assert_array_equal(out, sdpa(query, key, value, bias.astype(np.float32), enable_gqa=True))
+
+
+@every_type
+def test_flash_attn_functions(generator, dtype):
+    operands = make(generator, dtype)
+    q, k, v = (np.ascontiguousarray(operand.swapaxes(1, 2)) for operand in operands)
+    expected = polyhead.flash_attn_func(*(operand.astype(np.float32) for operand in (q, k, v)), causal=True)
+    out, lse, _ = polyhead.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    assert out.dtype == dtype and lse.dtype == np.float32
+    reference.assert_close(numbers(out), numbers(expected), limit(dtype, *operands))
+    flat = [operand.reshape(-1, *operand.shape[2:]) for operand in (q, k, v)]
+    given = np.empty_like(flat[0])
+    result = polyhead.flash_attn_varlen_func(*flat, [0, 5, 10], [0, 7, 14], 5, 7, causal=True, out=given)
+    assert result is given and given.tobytes() == out.tobytes()
+    with pytest.raises(TypeError, match=f"k: data type is float32, expected {dtype.name}, q's"):
+        polyhead.flash_attn_func(q, k.astype(np.float32), v)
+    with pytest.raises(TypeError, match=f"out: data type is float32, expected {dtype.name}, q's"):
+        polyhead.flash_attn_func(q, k, v, out=np.empty(q.shape, np.float32))
