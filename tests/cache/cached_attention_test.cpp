@@ -371,6 +371,15 @@ TEST_P(CachedAttentionTest, WhatDoesNotFitIsNamed) {
       "AttentionSpec.key_length is 49, expected at least the length of sequence 1 (50)");
   has(message([](Inputs&, Spec& s) { s.kv_heads = 4; }), "AttentionSpec.kv_heads is 4, expected 2, the cache's kv_heads");
   has(message([](Inputs&, Spec& s) { s.value_dim = 8; }), "AttentionSpec.value_dim is 8");
+  const std::vector<DType> dtypes = attention_dtypes();
+  if (const DType other = dtypes.back(); other != DType::f32) {
+    const Tensor query(other, {2, 4, 1, 16}), out(other, {2, 4, 1, 16});
+    const std::string refused = message([&](Inputs& i, Spec& s) {
+      s.dtype = other;
+      i.query = query, i.out = out;
+    });
+    has(refused, (std::string("AttentionSpec.dtype is ") + name(other) + ", expected f32, the cache's dtype").c_str());
+  }
   has(message([](Inputs& i, Spec&) { i.query = {}; }), "query is not given");
   has(message([](Inputs& i, Spec&) { i.out = i.query; }), "out overlaps query");
   const Tensor bad = integers(DType::i64, {1, 5}), one = integers(DType::i64, {1});
