@@ -56,6 +56,7 @@ TEST_P(BlocksTest, OfEverySizeWithEveryPart) {
       for (const auto& [query_length, key_length] : {std::pair{1, 300}, {5, 70}, {150, 330}}) {
         ++seed;
         if (slow() && query_length == 150 && seed % 4 != 0) continue;
+        if (dtype() != DType::f32 && seed % 11 > 2) continue;  // the masks' own work is the same
         Random random(seed);
         AttentionSpec spec = attention_spec(2, 6, seed % 2 == 0 ? 2 : 6, query_length, key_length, seed % 2 == 0 ? 16 : 56, 24,
                                             mask & Mask::blocks(block_queries, block_keys));

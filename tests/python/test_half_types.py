@@ -18,7 +18,7 @@ def dtypes():
         yield pytest.param(np.dtype(ml_dtypes.bfloat16), id="bfloat16")
 
 
-every_type = pytest.mark.parametrize("dtype", dtypes())
+every_type = pytest.mark.parametrize("dtype", list(dtypes()))
 
 
 def make(generator, dtype, rows=5, columns=7, heads=4, kv_heads=2, dim=16):
