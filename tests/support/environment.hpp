@@ -19,6 +19,12 @@ std::int64_t environment_integer(const char* name, std::int64_t otherwise);
 // One runtime for each (isa, threads) of the process; never destroyed, so that no test depends on the order of destructors.
 const Runtime& runtime_on(Isa isa, int threads = 1);
 
+#if defined(POLYHEAD_TEST_EMULATED)
+constexpr bool emulated = true;  // an emulator runs the tests, as it does those of cross-compiled builds
+#else
+constexpr bool emulated = false;
+#endif
+
 // A test that runs on each instruction set that this machine has:
 //     using Sweep = EveryIsa;
 //     TEST_P(Sweep, Name) { ... isa() ... runtime(2) ... }
@@ -27,8 +33,8 @@ class EveryIsa : public ::testing::TestWithParam<Isa> {
  protected:
   Isa isa() const { return GetParam(); }
   const Runtime& runtime(int threads = 1) const { return runtime_on(isa(), threads); }
-  // The scalar kernels are many times slower: long sweeps take every n-th case there.
-  bool slow() const { return isa() == Isa::reference; }
+  // The scalar kernels are many times slower, and so is an emulator: long sweeps take every n-th case there.
+  bool slow() const { return emulated || isa() == Isa::reference; }
 };
 
 // The data types that this build has attention kernels for, f32 first.
@@ -47,7 +53,7 @@ class EveryIsaAndDType : public ::testing::TestWithParam<std::tuple<Isa, DType>>
   Isa isa() const { return std::get<0>(GetParam()); }
   DType dtype() const { return std::get<1>(GetParam()); }
   const Runtime& runtime(int threads = 1) const { return runtime_on(isa(), threads); }
-  bool slow() const { return isa() == Isa::reference; }
+  bool slow() const { return emulated || isa() == Isa::reference; }
 };
 
 inline std::string isa_and_dtype_name(const ::testing::TestParamInfo<std::tuple<Isa, DType>>& info) {
