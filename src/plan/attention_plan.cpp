@@ -185,7 +185,7 @@ void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch)
 
   const AttentionShape own = own_shape(operands, batch);
   const AttentionChoice choice = choose_attention(own, operands.mask, length_invariant_, precision_, kernels_);
-  const SplitRange range = split_range(choice, operands, batch);
+  const SplitRange range = split_range(choice, operands, batch, own.key_length);
   const std::int64_t splits = range.count;
   if (!range.apart || cut_.splits == 1 || splits > cut_.splits) {
     if (split == 0) run_rows(choice, operands, batch, kv_head, begin, end, scratch);

@@ -358,10 +358,10 @@ std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length)
   return divide_up(key_length, choice.key_split);
 }
 
-SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item) {
+SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t key_length) {
   // The number of splits comes from the row's own key length, so that a row has the same bits in any batch.
   SplitRange range;
-  const std::int64_t all = split_count(choice, own_shape(o, item).key_length);
+  const std::int64_t all = split_count(choice, key_length);
   if (all == 1) return range;
   range.apart = true;
   if (o.pages) range.first = std::min(o.pages[item].first_key / choice.key_split, all - 1);
@@ -476,7 +476,7 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
               std::int64_t row_begin, std::int64_t row_end, void* scratch) {
   if (row_begin >= row_end) return;
   const Sequence sequence = sequence_of(o, item);
-  const SplitRange range = split_range(choice, o, item);
+  const SplitRange range = split_range(choice, o, item, sequence.key_length);
   if (range.apart) {
     const std::int64_t splits = range.count;
     const std::size_t stride = partial_floats(o.shape, row_end - row_begin);
@@ -496,7 +496,8 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
   for_each_region(o, sequence, kv_head, row_begin, row_end, [&](const Region& region, const HiddenKeys& hidden) {
     simd::AttentionF32Args args = arguments(o, sequence, region);
     if (aim(choice, o, region, hidden, region.keys.begin / block * block, region.keys.end, static_cast<char*>(scratch), args)) {
-      hint_next_rows(o, item, kv_head, args);
+      // A single block's rows are as soon there without.
+      if (region.rows() > choice.kernel->row_block) hint_next_rows(o, item, kv_head, args);
       choice.kernel->run(args);
     } else {
       write_empty_rows(args, o.shape.dtype);

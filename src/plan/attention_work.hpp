@@ -131,13 +131,14 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& operands, 
 // The number of key splits of a run: the same for every row, so empty ones are possible.
 std::int64_t split_count(const AttentionChoice& choice, std::int64_t key_length);
 
-// The splits that an item's rows are computed in: all of them but those whose keys are gone. A merge passes over empty
-// parts, so that leaving them out changes no bit.
+// The splits that the rows of an item, of `key_length` keys, are computed in: all of them but those whose keys are gone. A
+// merge passes over empty parts, so that leaving them out changes no bit.
 struct SplitRange {
   std::int64_t first = 0, count = 1;
   bool apart = false;  // whether keys are split at all; even a single split is then merged, as it would be among others
 };
-SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item);
+SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item,
+                       std::int64_t key_length);
 
 // One split's share of run_rows: leaves it at `partial` ([row_end - row_begin][value_dim + 2] floats).
 void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& operands, std::int64_t item,
