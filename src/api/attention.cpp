@@ -589,11 +589,7 @@ void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, co
   check_size("query's heads", spec.heads, 1);
   check_size("key's heads", spec.kv_heads, 1);
   check_size("query's head_dim", spec.head_dim, 1);
-  spec.scale = options.scale;
-  spec.mask = options.mask;
-  spec.softcap = options.softcap;
-  spec.has_alibi = options.has_alibi;
-  spec.has_sink = options.has_sink;
+  fill_in_options(options, &spec);
   api::entry([&] {
     const detail::AttentionPlanState state(spec, runtime);
     state.run_weights(inputs, request, runtime.state()->kernels());
