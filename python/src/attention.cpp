@@ -178,9 +178,7 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   walk.add(&inputs.out, geometry.batch_strides(out.view(), 3, "out"));
   TensorView* given_mask = nullptr;
   if (mask) {
-    const bool boolean = mask->view().dtype == DType::boolean;
-    (boolean ? options.mask.has_boolean : options.mask.has_bias) = true;
-    given_mask = boolean ? &inputs.boolean_mask : &inputs.bias;
+    given_mask = &place_of_mask(*mask, options.mask, inputs);
     *given_mask = mask_view(geometry, mask->view());
     walk.add(given_mask, geometry.batch_strides(mask->view(), 3, "attn_mask"));
   }

@@ -8,12 +8,21 @@
 #include "borrowed_array.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
+#include "polyhead/tensor.hpp"
 
 namespace polyhead::python {
 
 // attn_mask: bool (true = attend) or float (added to the scores; f64, f16 and bf16 are converted to f32). None: nothing.
 // Errors: TypeError for another element type.
 std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask);
+
+// Where such a mask goes among the inputs, as the boolean mask or the bias; says so in the call's Mask.
+template <class Inputs>
+TensorView& place_of_mask(const BorrowedArray& attn_mask, Mask& mask, Inputs& inputs) {
+  const bool boolean = attn_mask.view().dtype == DType::boolean;
+  (boolean ? mask.has_boolean : mask.has_bias) = true;
+  return boolean ? inputs.boolean_mask : inputs.bias;
+}
 
 // Integers (int32 or int64), an array or a Python sequence. None: nothing. Errors: TypeError, naming the argument.
 std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* argument);

@@ -57,11 +57,7 @@ nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle a
   inputs.key_lengths = view_of(lengths);
   inputs.alibi_slopes = view_of(slopes);
   inputs.sink = view_of(sinks);
-  if (mask) {
-    const bool boolean = mask->view().dtype == DType::boolean;
-    (boolean ? options.mask.has_boolean : options.mask.has_bias) = true;
-    (boolean ? inputs.boolean_mask : inputs.bias) = mask->view();
-  }
+  if (mask) place_of_mask(*mask, options.mask, inputs) = mask->view();
   AttentionWeightsRequest request;
   request.heads = view_of(chosen_heads);
   request.rows = view_of(chosen_rows);

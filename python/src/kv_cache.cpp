@@ -153,11 +153,7 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
   inputs.sequences = view_of(which);
   inputs.alibi_slopes = view_of(slopes);
   inputs.sink = view_of(sinks);
-  if (mask) {
-    const bool boolean = mask->view().dtype == DType::boolean;
-    (boolean ? options.mask.has_boolean : options.mask.has_bias) = true;
-    (boolean ? inputs.boolean_mask : inputs.bias) = mask->view();
-  }
+  if (mask) place_of_mask(*mask, options.mask, inputs) = mask->view();
   const Runtime runtime = default_runtime();
   cache.read([&](const KvCache& held) {
     inputs.cache = &held;
