@@ -1,5 +1,6 @@
-"""Attention: the named workloads in float32, each engine in the form in which its users call it."""
+"""Attention: the named workloads in float32, bfloat16 and float16, each engine in the form in which its users call it."""
 
+import functools
 import os
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 import problem
 import vllm_library
 
-LARGEST_ERROR = 2e-5  # times max |value|; the project's own tests hold Polyhead to a stricter bound
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+# Times max |value|; the project's own tests hold Polyhead to stricter bounds.
+LARGEST_ERROR = {"f32": 2e-5, "bf16": 2.0**-6, "f16": 2.0**-8}
 
 
 @dataclass
@@ -25,12 +28,14 @@ class Case:
     value_dim: int
     causal: bool = False
     padded: bool = False
+    dtype: str = "f32"
 
     def __post_init__(self):
         torch.manual_seed(0)
-        self.query = torch.randn(self.batch, self.heads, self.query_length, self.head_dim)
-        self.key = torch.randn(self.batch, self.kv_heads, self.key_length, self.head_dim)
-        self.value = torch.randn(self.batch, self.kv_heads, self.key_length, self.value_dim)
+        of_dtype = lambda *shape: torch.randn(*shape).to(DTYPES[self.dtype])
+        self.query = of_dtype(self.batch, self.heads, self.query_length, self.head_dim)
+        self.key = of_dtype(self.batch, self.kv_heads, self.key_length, self.head_dim)
+        self.value = of_dtype(self.batch, self.kv_heads, self.key_length, self.value_dim)
         self.lengths = [self.key_length - i * 7 % (self.key_length // 2) for i in range(self.batch)] if self.padded else None
 
     @property
@@ -55,7 +60,7 @@ class Case:
         return items, torch.linspace(0, self.query_length - 1, min(self.query_length, 8)).long()
 
     def reference(self):
-        """float64, on some rows of the first and the last batch item."""
+        """float64 from the operands as they are, on some rows of the first and the last batch item."""
         items, rows = self.sampled_rows()
         group = self.heads // self.kv_heads
         out = []
@@ -82,7 +87,7 @@ def polyhead_engine(case, threads):
     import polyhead
 
     polyhead.set_num_threads(threads)
-    out = torch.empty(case.batch, case.heads, case.query_length, case.value_dim)
+    out = torch.empty(case.batch, case.heads, case.query_length, case.value_dim, dtype=case.query.dtype)
     lengths = None if case.lengths is None else torch.tensor(case.lengths)
 
     def run():
@@ -95,6 +100,7 @@ def polyhead_engine(case, threads):
 
 def torch_engine(case, threads):
     mask = case.additive_mask()
+    mask = None if mask is None else mask.to(case.query.dtype)
 
     def run():
         return F.scaled_dot_product_attention(
@@ -113,10 +119,11 @@ def vllm_engine(case, threads):
         if not library:
             raise RuntimeError("no library of vLLM's kernels works here")
         torch.ops.load_library(library)
-    ops, page, isa = torch.ops._C, 128, "vec"
+    ops, page = torch.ops._C, 128
+    isa = "amx" if case.dtype == "bf16" and case.head_dim % 32 == 0 and vllm_library.has_tiles() else "vec"
     lengths = case.lengths or [case.key_length] * case.batch
     pages = -(-case.key_length // page)
-    cache = torch.zeros(case.batch * pages, case.kv_heads, 2 * page, case.head_dim)
+    cache = torch.zeros(case.batch * pages, case.kv_heads, 2 * page, case.head_dim, dtype=case.query.dtype)
     key_cache, value_cache = cache.chunk(2, dim=2)
     tables = torch.arange(case.batch * pages, dtype=torch.int32).view(case.batch, pages)
     slots = torch.cat([item * pages * page + torch.arange(length) for item, length in enumerate(lengths)])
@@ -181,6 +188,8 @@ def vllm_engine(case, threads):
 
 
 def onnxruntime_engine(case, threads):
+    if case.dtype != "f32":
+        raise RuntimeError(f"its attention operators do not take {case.dtype} on CPUs")
     import onnx_graphs
     from onnx import TensorProto, helper
 
@@ -214,6 +223,8 @@ def onnxruntime_engine(case, threads):
 def openvino_engine(case, threads):
     if case.grouped:
         raise RuntimeError("its attention operator takes no grouped heads")
+    if case.dtype == "f16":
+        raise RuntimeError("it computes f16 models in other types on CPUs")
     from openvino import Type, opset13
 
     import openvino_graphs
@@ -221,7 +232,8 @@ def openvino_engine(case, threads):
     feeds = [case.query, case.key, case.value] + ([case.additive_mask()] if case.padded else [])
     parameters = [opset13.parameter(list(x.shape), Type.f32) for x in feeds]
     graph = opset13.scaled_dot_product_attention(*parameters, causal=case.causal)
-    run, result = openvino_graphs.compiled(graph, parameters, feeds, threads)
+    # Operands of the graph are f32; the hint makes it compute in bf16, which holds these values exactly.
+    run, result = openvino_graphs.compiled(graph, parameters, [feed.float() for feed in feeds], threads, case.dtype)
     return {"openvino": (run, lambda: torch.from_numpy(result()))}
 
 
@@ -234,14 +246,18 @@ ENGINES = {
 }
 
 
-class AttentionProblem:
-    part = "attention"
+def part_of(dtype):
+    """The name under which results of this data type stand."""
+    return "attention" if dtype == "f32" else f"attention-{dtype}"
 
-    def __init__(self, workload):
-        self.case = Case(**workload)
+
+class AttentionProblem:
+    def __init__(self, workload, dtype="f32"):
+        self.part = part_of(dtype)
+        self.case = Case(**workload, dtype=dtype)
         self.name, self.flops = self.case.name, self.case.flops()
         self.reference = self.case.reference()
-        self.largest_error = LARGEST_ERROR * self.case.value.abs().max().item()
+        self.largest_error = LARGEST_ERROR[dtype] * self.case.value.abs().max().item()
 
     def engine(self, name, threads):
         return ENGINES[name](self.case, threads)
@@ -253,4 +269,4 @@ class AttentionProblem:
         return problem.measure(self, *arguments)
 
 
-prepare = AttentionProblem
+PROBLEMS = {part_of(dtype): functools.partial(AttentionProblem, dtype=dtype) for dtype in DTYPES}

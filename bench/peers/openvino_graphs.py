@@ -1,8 +1,8 @@
-"""Small OpenVINO graphs in float32 with inputs bound once."""
+"""Small OpenVINO graphs with float32 inputs bound once."""
 
 
-def compiled(graph, parameters, feeds, threads):
-    """Returns a function to time, and one that gives the result as an array."""
+def compiled(graph, parameters, feeds, threads, precision="f32"):
+    """Computed in `precision`. Returns a function to time, and one that gives the result as an array."""
     import openvino
 
     model = openvino.Core().compile_model(
@@ -10,7 +10,7 @@ def compiled(graph, parameters, feeds, threads):
         "CPU",
         {
             "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": precision,
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
         },

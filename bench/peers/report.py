@@ -31,6 +31,7 @@ from polyhead_perf.report_peers import (
     geometric_mean,
     load,
     looks_like_peers,
+    part_order,
     ratio,
 )
 
@@ -206,17 +207,17 @@ def table(run, part):
 
 def overview(runs):
     """Of several machines: geometric means, with the least and the most."""
-    columns = list(dict.fromkeys(pair for run in runs for pair in run.parts()))
+    rows = sorted({pair for run in runs for pair in run.parts()}, key=part_order)
     lines = [
-        "| times the best peer | " + " | ".join(f"{part}, {plural(threads)}" for part, threads in columns) + " |",
-        "| --- |" + " ---: |" * len(columns),
+        "| times the best peer | " + " | ".join(f"{run.context['cpu']} ({run.context.get('isa', '')})" for run in runs) + " |",
+        "| --- |" + " ---: |" * len(runs),
     ]
-    for run in runs:
+    for part, threads in rows:
         cells = []
-        for part, threads in columns:
+        for run in runs:
             ratios = [ratio(engines) for engines in run.cases(part, threads).values()]
             cells.append(f"**{geometric_mean(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-")
-        lines.append(f"| {run.context['cpu']} ({run.context.get('isa', '')}) | " + " | ".join(cells) + " |")
+        lines.append(f"| {part}, {plural(threads)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

