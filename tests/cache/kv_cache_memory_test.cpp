@@ -79,7 +79,7 @@ class KvCacheMemory : public ::testing::Test {
   }
 };
 
-constexpr std::int64_t steps = 10000;
+constexpr std::int64_t steps = emulated ? 3000 : 10000;
 
 TEST_F(KvCacheMemory, TenThousandStepsAllocateOnlyWherePagesGrow) {
   KvCacheSpec spec = cache_spec(CacheKind::paged, 2, 1, 64, 64, 0, 64);
