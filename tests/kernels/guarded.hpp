@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <random>
@@ -28,7 +29,9 @@ class Guarded {
     mapped_ = static_cast<unsigned char*>(mapped);
     mprotect(mapped_, page, PROT_NONE);
     end_ = mapped_ + page + room;
-    mprotect(end_, page, PROT_NONE);
+    // An emulator may read what a masked load leaves out; POLYHEAD_TEST_READABLE_GUARDS lets it. Nothing may be written in any
+    // case.
+    mprotect(end_, page, std::getenv("POLYHEAD_TEST_READABLE_GUARDS") ? PROT_READ : PROT_NONE);
     inside_ = mapped_ + page;
     std::memset(inside_, pattern, room);
     data_ = reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(end_ - bytes) / alignment * alignment);

@@ -627,7 +627,7 @@ TEST(Graph, WorkersDoNotSpinAfterTheCall) {
 #if defined(POLYHEAD_TEST_SANITIZED)
     EXPECT_LT(process_cpu_ms() - before, 200);  // the sanitizer's own thread counts too
 #else
-    EXPECT_LT(process_cpu_ms() - before, 2);
+    EXPECT_LT(process_cpu_ms() - before, 20);  // a busy machine makes going to sleep dear, spinning takes hundreds
 #endif
   }
 }
