@@ -181,7 +181,7 @@ static HWY_NOINLINE void ScoresOfRuns(const RowBlock& block, const Tile<T>& tile
     const auto run = RunOfKeys<float>(*tile.apart, tile.first_key + static_cast<std::int64_t>(key), end);
     const size_t keys = static_cast<size_t>(run.count);
     ComputeScores<kRows, kVectors>({run.key, tile.key_stride, block.query, tile.head_dim, tile.scores + key * width, max}, keys,
-                                   nothing);
+                                   tile.value_dim, nothing);
     key += keys;
   }
 }
@@ -257,7 +257,7 @@ HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>& stairs, const RowBlock& b
     for (size_t key = stairs.start[kFirst]; key < stairs.start[kFirst + 1]; key += kStairKeys) {
       ScoreTile<kStairKeys, kVectors - kFirst, kVectors>(Offset(tile.key, static_cast<std::ptrdiff_t>(key) * tile.key_stride),
                                                          tile.key_stride, block.query + column, tile.head_dim,
-                                                         tile.scores + key * width + column, max + column);
+                                                         tile.scores + key * width + column, max + column, nullptr);
     }
     ScoresOfStairs<kVectors, kFirst + 1>(stairs, block, tile, max);
   }
@@ -309,7 +309,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
     ScoresOfRuns<kRows, kVectors>(block, tile, tile.mask ? sum : max);
   } else {
     ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys,
-                                   tile.prefetch);
+                                   tile.value_dim, tile.prefetch);
   }
   if constexpr (kClimbsStairs) ScoresOfStairs<kVectors>(stairs, block, tile, sum);
   if (tile.mask) ApplyMask(*tile.mask, tile.scores, width, tile.begin, tile.end, max);
@@ -339,17 +339,18 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
   if (HWY_UNLIKELY(tile.selects)) {
     return AccumulateSelectedValues(value, tile.value_stride, scores, keys, width, tile.value_dim, mode, alpha, block.sums);
   }
+  FetchWalk* const walk = tile.prefetch ? &tile.prefetch->keys : nullptr;
   switch (mode) {
     case ValueMode::overwrite:
-      AccumulateValues<kRows, kVectors, ValueMode::overwrite>({value, tile.value_stride, scores, keys, block.sums, alpha},
+      AccumulateValues<kRows, kVectors, ValueMode::overwrite>({value, tile.value_stride, scores, keys, block.sums, alpha, walk},
                                                               tile.value_dim);
       break;
     case ValueMode::add:
-      AccumulateValues<kRows, kVectors, ValueMode::add>({value, tile.value_stride, scores, keys, block.sums, alpha},
+      AccumulateValues<kRows, kVectors, ValueMode::add>({value, tile.value_stride, scores, keys, block.sums, alpha, walk},
                                                         tile.value_dim);
       break;
     case ValueMode::scale:
-      AccumulateValues<kRows, kVectors, ValueMode::scale>({value, tile.value_stride, scores, keys, block.sums, alpha},
+      AccumulateValues<kRows, kVectors, ValueMode::scale>({value, tile.value_stride, scores, keys, block.sums, alpha, walk},
                                                           tile.value_dim);
       break;
   }
@@ -504,8 +505,6 @@ class AttentionRun {
     tile.head_dim = static_cast<size_t>(args_.head_dim);
     tile.value_dim = static_cast<size_t>(args_.value_dim);
     Prefetch<T> prefetch;
-    prefetch.keys_and_values = first && fetch_;
-    prefetch.value_dim = tile.value_dim;
     tile.first_key = key;
     if constexpr (kReadsInPlace<T>) {
       const KeyRun<T> run = RunOfKeys<T>(args_, key + seen_begin, key + seen_end);
@@ -514,8 +513,9 @@ class AttentionRun {
       tile.apart = run.count < seen_end - seen_begin ? &args_ : nullptr;
       tile.key_stride = args_.key_stride;
       tile.value_stride = args_.value_stride;
-      prefetch.value = run.value;
-      prefetch.value_stride = args_.value_stride;
+      if (first && fetch_ && !tile.apart) {
+        prefetch.values.Start(static_cast<const T*>(run.value), args_.value_stride, tile.end - tile.begin, tile.value_dim);
+      }
     } else {
       if (first) WidenBlock(key);
       tile.key = space_.keys;
@@ -523,10 +523,10 @@ class AttentionRun {
       tile.apart = nullptr;
       tile.key_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.head_dim) * sizeof(float));
       tile.value_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.value_dim) * sizeof(float));
-      if (prefetch.keys_and_values) SetBlockToFetch(key + static_cast<std::int64_t>(kKeyBlock), prefetch);
     }
+    if (first && fetch_) SetBlockToFetch(key + static_cast<std::int64_t>(kKeyBlock), prefetch);
     const bool fetches_rows = fetches_rows_ && !block.started;
-    tile.prefetch = prefetch.keys_and_values || fetches_rows ? &prefetch : nullptr;
+    tile.prefetch = (first && fetch_) || fetches_rows ? &prefetch : nullptr;
     if (fetches_rows) SetRowsToFetch(block, prefetch);
     tile.mask = mask.Changes() ? &mask : nullptr;
     tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
@@ -567,14 +567,13 @@ class AttentionRun {
   // The rows of the key block that begins at `key`, as they are stored, if they lie in one piece.
   void SetBlockToFetch(std::int64_t key, Prefetch<T>& prefetch) const {
     const std::int64_t end = HWY_MIN(key + static_cast<std::int64_t>(kKeyBlock), args_.key_end);
-    prefetch.keys_and_values = key < end;
     if (key >= end) return;
     const KeyRun<T> run = RunOfKeys<T>(args_, key, end);
-    prefetch.keys_and_values = run.count == end - key;
-    prefetch.key = run.key;
-    prefetch.value = run.value;
-    prefetch.key_stride = args_.key_stride;
-    prefetch.value_stride = args_.value_stride;
+    if (run.count < end - key) return;
+    const size_t rows = static_cast<size_t>(run.count);
+    prefetch.keys.Start(run.key, args_.key_stride, rows, static_cast<size_t>(args_.head_dim));
+    if (kReadsInPlace<T>) return;
+    prefetch.values.Start(run.value, args_.value_stride, rows, static_cast<size_t>(args_.value_dim));
   }
 
   bool ValuesNotFinite(std::int64_t key, std::int64_t end) {

@@ -26,36 +26,61 @@ enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O
 template <class T>
 constexpr bool kReadsInPlace = hwy::IsSame<T, float>();
 
-// What is worth fetching while scores are computed, a little with each tile: a burst would fill the core's queue of misses and
-// hold up the tiles' own loads. Operands are of T.
+// Rows that will be needed soon, asked for line by line while tiles compute. Never many at once: hundreds would fill the core's
+// queue of misses, and the tiles' own loads would wait behind them.
+struct FetchWalk {
+  const char* line = nullptr;
+  std::ptrdiff_t stride = 0;
+  size_t column = 0, columns = 0;  // in bytes
+  size_t left = 0;                 // lines
+
+  template <class T>
+  HWY_INLINE void Start(const T* first, std::ptrdiff_t row_stride, size_t rows, size_t row_length) {
+    line = reinterpret_cast<const char*>(first);
+    stride = row_stride;
+    column = 0;
+    columns = row_length * sizeof(T);
+    left = rows * ((columns + 63) / 64);
+  }
+  HWY_INLINE void Next() {
+    __builtin_prefetch(line + column, 0, 3);
+    column += 64;
+    if (column >= columns) {
+      column = 0;
+      line = Offset(line, stride);
+    }
+  }
+  // What goes with four steps of a tile of kRows: head size and value size being equal, all tiles together see to a whole
+  // block.
+  template <int kRows>
+  HWY_INLINE void Turn() {
+    constexpr size_t kLines = (kRows + 3) / 4;
+    if (left == 0) return;
+    POLYHEAD_UNROLL for (size_t i = 0; i < kLines; ++i) Next();
+    left -= HWY_MIN(left, kLines);
+  }
+  // All that goes with a tile of `steps` steps at once.
+  template <int kRows>
+  HWY_INLINE void WholeTile(size_t steps) {
+    for (size_t step = 0; step < steps && left > 0; step += 4) Turn<kRows>();
+  }
+};
+
+// What is worth fetching while a tile of keys is computed. Operands are of T.
 template <class T>
 struct Prefetch {
   static constexpr size_t kLine = 64 / sizeof(T);
 
-  // Read in place: the values of the same keys, and the keys after them. Else both rows of keys that lie a block further on.
-  bool keys_and_values;
-  const T* value;
-  std::ptrdiff_t value_stride;
-  size_t value_dim;
-  const T* key;  // unless read in place
-  std::ptrdiff_t key_stride;
+  // Values, which go with scores, and keys of the next block, which go with values. The values are of the block at hand where
+  // they are read in place, else of the next one too.
+  FetchWalk values, keys;
   // Rows of queries for a later row block, and rows of results for this one: those transposes would wait for them row by row.
   RowMap<const T> query;
   RowMap<T> out;
   std::int64_t query_row = 0, query_end = 0, out_row = 0, out_end = 0;
 
-  // With the tile of `count` keys that ends at `next_key`.
-  HWY_INLINE void Fetch(const float* next_key, std::ptrdiff_t next_key_stride, size_t head_dim, size_t count) {
-    if (keys_and_values) {
-      PrefetchRows(value, value_stride, count, value_dim);
-      if constexpr (kReadsInPlace<T>) {
-        PrefetchRows(next_key, next_key_stride, count, head_dim);
-      } else {
-        PrefetchRows(key, key_stride, count, head_dim);
-        key = Offset(key, static_cast<std::ptrdiff_t>(count) * key_stride);
-      }
-      value = Offset(value, static_cast<std::ptrdiff_t>(count) * value_stride);
-    }
+  // The share of `count` keys.
+  HWY_INLINE void FetchRows(size_t head_dim, size_t value_dim, size_t count) {
     const std::int64_t rows = static_cast<std::int64_t>(count + 1) / 2;
     for (const std::int64_t end = HWY_MIN(query_end, query_row + rows); query_row < end; ++query_row) {
       const T* row = query.At(query_row);
@@ -192,17 +217,24 @@ using TileLimits = Tiles16Registers4x3;
 #endif
 
 // Calls step() `count` times, for whole tiles on AVX2 and AVX-512 four times a turn: fewer instructions beside the
-// multiply-adds, which shows where a core's issue slots are shared with another hardware thread's.
-template <int kAccumulators, class Step>
-HWY_INLINE void InTurns(size_t count, const Step& step) {
-  constexpr int kWholeTile = HWY_TARGET == HWY_AVX2 ? 12 : HWY_TARGET == HWY_AVX3 ? 24 : 1000;
+// multiply-adds, which shows where a core's issue slots are shared with another hardware thread's. With each turn goes its
+// share of `walk`, elsewhere with the tile's start.
+template <int kRows, int kAccumulators, class Step>
+HWY_INLINE void InTurns(size_t count, FetchWalk* walk, const Step& step) {
+  constexpr int kWholeTile = HWY_TARGET == HWY_AVX2 ? 12 : HWY_TARGET == HWY_AVX3 ? 16 : 1000;
   if constexpr (kAccumulators >= kWholeTile) {
+    FetchWalk ahead;
+    if (walk) ahead = *walk;
     for (; count >= 4; count -= 4) {
+      ahead.Turn<kRows>();
       step();
       step();
       step();
       step();
     }
+    if (walk) *walk = ahead;
+  } else if (walk) {
+    walk->WholeTile<kRows>(count);
   }
   for (; count > 0; --count) step();
 }
@@ -210,13 +242,13 @@ HWY_INLINE void InTurns(size_t count, const Step& step) {
 // kBlockVectors above kVectors: the tile covers the last vectors of a wider block.
 template <int kRows, int kVectors, int kBlockVectors = kVectors>
 static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t key_stride, const float* HWY_RESTRICT query,
-                                   size_t head_dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max) {
+                                   size_t head_dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max, FetchWalk* walk) {
   const FloatTag df;
   constexpr size_t width = kBlockVectors * kFloatLanes;
   Floats sum[kRows][kVectors];
   POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(df);
   size_t d = 0;
-  InTurns<kRows * kVectors>(head_dim, [&]() POLYHEAD_INLINED HWY_ATTR {
+  InTurns<kRows, kRows * kVectors>(head_dim, walk, [&]() POLYHEAD_INLINED HWY_ATTR {
     Floats q[kVectors];
     POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) q[j] = hn::Load(df, query + d * width + j * kFloatLanes);
     POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
@@ -238,7 +270,7 @@ static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t
 template <int kRows, int kVectors, ValueMode kMode, int kBlockVectors = kVectors>
 static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
                                    const float* HWY_RESTRICT weights, size_t keys, float* HWY_RESTRICT sums,
-                                   const float* HWY_RESTRICT alpha) {
+                                   const float* HWY_RESTRICT alpha, FetchWalk* walk) {
   const FloatTag df;
   constexpr size_t width = kBlockVectors * kFloatLanes;
   Floats sum[kRows][kVectors];
@@ -248,7 +280,7 @@ static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff
     if (kMode == ValueMode::add) sum[i][j] = hn::Load(df, old);
     if (kMode == ValueMode::scale) sum[i][j] = hn::Mul(hn::Load(df, alpha + j * kFloatLanes), hn::Load(df, old));
   }
-  InTurns<kRows * kVectors>(keys, [&]() POLYHEAD_INLINED HWY_ATTR {
+  InTurns<kRows, kRows * kVectors>(keys, walk, [&]() POLYHEAD_INLINED HWY_ATTR {
     Floats p[kVectors];
     POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) p[j] = hn::Load(df, weights + j * kFloatLanes);
     POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
@@ -290,22 +322,28 @@ struct ScoreRows {
   size_t head_dim;
   float* scores;
   float* max;
+  FetchWalk* walk = nullptr;
   template <int kRows>
   HWY_INLINE void Run() const {
+#if HWY_HAVE_SCALABLE
+    if (walk) walk->WholeTile<kRows>(head_dim);
     ScoreTile<kRows, kVectors>(key, key_stride, query, head_dim, scores, max);
+#else
+    ScoreTile<kRows, kVectors>(key, key_stride, query, head_dim, scores, max, walk);
+#endif
   }
 };
 
 // The scores of `keys` keys, and the rows' maximum in `max` (which starts at what it held, and never is NaN).
 template <int kRows, int kVectors, class T>
-HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, Prefetch<T>* prefetch) {
+HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, size_t value_dim, Prefetch<T>* prefetch) {
   const size_t width = kVectors * hn::Lanes(FloatTag());
+  if (prefetch) tile.walk = &prefetch->values;
   while (keys > 0) {
     const size_t rows = NextRows<kRows>(keys);
-    const float* next_key = Offset(tile.key, static_cast<std::ptrdiff_t>(rows) * tile.key_stride);
-    if (prefetch) prefetch->Fetch(next_key, tile.key_stride, tile.head_dim, rows);
+    if (prefetch) prefetch->FetchRows(tile.head_dim, value_dim, rows);
     WithRows<kRows>(rows, tile);
-    tile.key = next_key;
+    tile.key = Offset(tile.key, static_cast<std::ptrdiff_t>(rows) * tile.key_stride);
     tile.scores += rows * width;
     keys -= rows;
   }
@@ -319,12 +357,14 @@ struct ValueRows {
   size_t keys;
   float* sums;
   const float* alpha;
+  FetchWalk* walk = nullptr;
   template <int kRows>
   HWY_INLINE void Run() const {
 #if HWY_HAVE_SCALABLE
+    if (walk) walk->WholeTile<kRows>(keys);
     ValueTile<kRows, kVectors, kMode>(value, value_stride, weights, keys, sums, alpha);
 #else
-    ValueTile<kRows, kVectors, kMode, kBlockVectors>(value, value_stride, weights, keys, sums, alpha);
+    ValueTile<kRows, kVectors, kMode, kBlockVectors>(value, value_stride, weights, keys, sums, alpha, walk);
 #endif
   }
 };

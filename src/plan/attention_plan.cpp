@@ -295,6 +295,11 @@ std::string AttentionPlan::explain() const {
     text += line;
   };
   add("kernel       %s (%s)\n", choice_.kernel->name, choice_.reason);
+  if (choice_.rest_kernel) {
+    add("             %s for the last %lld row%s of a kv head, which would leave most of a vector idle\n",
+        choice_.rest_kernel->name, static_cast<long long>(maximum_.rows() - choice_.rest_begin),
+        maximum_.rows() - choice_.rest_begin > 1 ? "s" : "");
+  }
   add("precision    %s\n", precision_ == Precision::strict        ? "strict"
                            : choice_.precision == Precision::fast ? "fast"
                                                                   : "fast: computed as strict, no faster kernel serves this");

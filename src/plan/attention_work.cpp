@@ -9,14 +9,34 @@
 namespace polyhead::plan {
 namespace {
 
-// Rows a kv head up to which row-major scores win: few rows leave most lanes of the transposed kernel idle, and reading K and
-// V once is then all that counts. With more rows that is so only where K and V come from memory. With 16 lanes, long rows of K
-// help too: a row-major score pays for adding up its lanes once, whatever the row's length.
+// Rows a kv head up to which row-major scores win: few rows leave most lanes of the transposed kernel idle. Long rows of K help
+// them: a row-major score pays for adding up its lanes once, whatever the row's length.
 std::int64_t decode_rows(Isa isa, const AttentionShape& shape) {
   const bool from_memory = shape.key_length >= long_keys;
-  if (isa != Isa::avx512 && isa != Isa::amx) return from_memory ? 8 : 4;
-  if (from_memory || shape.head_dim >= 128) return 16;
-  return shape.head_dim >= 80 ? 12 : 8;
+  switch (isa) {
+    case Isa::avx512:
+      return shape.head_dim >= 128 ? 12 : shape.head_dim >= 80 ? 10 : 8;
+    case Isa::avx2:
+      return shape.head_dim >= 128 ? 6 : 4;
+    case Isa::amx:
+      if (from_memory || shape.head_dim >= 128) return 16;
+      return shape.head_dim >= 80 ? 12 : 8;
+    default:
+      return from_memory ? 8 : 4;
+  }
+}
+
+// Rows behind the last whole vector of the transposed kernel, up to this many, that row-major scores take in less time than a
+// vector whose other lanes are idle. Not where K and V come from memory: they would be read once more.
+std::int64_t most_rest_rows(Isa isa, const AttentionShape& shape) {
+  if (shape.key_length >= long_keys) return 0;
+  if (isa == Isa::avx2) return shape.head_dim >= 128 ? 4 : 3;
+  if (isa != Isa::avx512) return 0;
+  return shape.head_dim >= 128 ? 8 : shape.head_dim >= 80 ? 6 : 4;
+}
+
+std::int64_t rows_a_vector(Isa isa) {
+  return isa == Isa::avx2 ? 8 : 16;
 }
 
 // Up to this many rows a kv head, a long key sequence is the only thing to cut, so keys are split at fixed multiples.
@@ -245,8 +265,16 @@ void for_each_region(const AttentionOperands& o, const Sequence& sequence, std::
   }
 }
 
+// Calls function(kernel, first, end) for the parts of rows [row_begin, row_end) that a kernel each serves.
+template <typename Function>
+void for_each_kernel(const AttentionChoice& choice, std::int64_t row_begin, std::int64_t row_end, const Function& function) {
+  const std::int64_t cut = choice.rest_kernel ? std::clamp(choice.rest_begin, row_begin, row_end) : row_end;
+  if (row_begin < cut) function(*choice.kernel, row_begin, cut);
+  if (cut < row_end) function(*choice.rest_kernel, cut, row_end);
+}
+
 // Sets a region's call up for keys [begin, end), begin being a multiple of the kernel's key block. False: no row sees any.
-bool aim(const AttentionChoice& choice, const AttentionOperands& o, const Region& region, const HiddenKeys& hidden,
+bool aim(const simd::AttentionKernel& kernel, const AttentionOperands& o, const Region& region, const HiddenKeys& hidden,
          std::int64_t begin, std::int64_t end, char* scratch, simd::AttentionF32Args& args) {
   args.key_begin = begin;
   args.key_end = end;
@@ -255,7 +283,7 @@ bool aim(const AttentionChoice& choice, const AttentionOperands& o, const Region
   if (!hidden.any()) return true;
   const WrittenRows written = written_rows(hidden, region.group);
   write_mask(hidden, o.mask_room, scratch, region.row_begin / region.group, (region.row_end - 1) / region.group + 1,
-             written.heads, written.one_row, choice.kernel->key_block, args);
+             written.heads, written.one_row, kernel.key_block, args);
   return args.key_begin < args.key_end;
 }
 
@@ -329,8 +357,16 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
   } else {
     choose_transposed();
     choice.reason = "transposed scores: query rows fill the lanes";
+    const std::int64_t rest = shape.rows() % rows_a_vector(kernels.isa);
+    if (rest > 0 && rest <= most_rest_rows(kernels.isa, shape)) {
+      choice.rest_kernel = attention.decode;
+      choice.rest_begin = shape.rows() - rest;
+    }
   }
-  if (shape.rows() <= split_rows) choice.key_split = round_up(keys_per_split, choice.kernel->key_block);
+  if (shape.rows() <= split_rows) {
+    choice.key_split = round_up(keys_per_split, choice.kernel->key_block);
+    if (choice.rest_kernel) choice.key_split = round_up(choice.key_split, choice.rest_kernel->key_block);
+  }
   return choice;
 }
 
@@ -377,6 +413,9 @@ std::size_t scratch_bytes(const AttentionChoice& choice, const AttentionShape& m
   const std::int64_t splits = split_count(choice, maximum.key_length);
   const std::int64_t keys = splits > 1 ? choice.key_split : maximum.key_length;
   std::size_t bytes = choice.kernel->scratch_bytes(maximum.head_dim, maximum.value_dim, keys);
+  if (choice.rest_kernel) {
+    bytes = std::max(bytes, choice.rest_kernel->scratch_bytes(maximum.head_dim, maximum.value_dim, keys));
+  }
   bytes = whole_lines(bytes);
   if (splits > 1) {
     bytes += static_cast<std::size_t>(splits) * (partial_floats(maximum, max_rows) * sizeof(float) + sizeof(float*)) + 64;
@@ -397,7 +436,8 @@ std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, 
          {maximum.query_length, split_rows / group, decode_rows(kernels.isa, shape) / group, std::int64_t{1}}) {
       shape.query_length = std::min(queries, maximum.query_length);
       if (shape.query_length == 0) continue;
-      const AttentionChoice choice = choose_attention(shape, mask, length_invariant, precision, kernels);
+      AttentionChoice choice = choose_attention(shape, mask, length_invariant, precision, kernels);
+      choice.rest_kernel = dispatch::attention_kernels(kernels, shape.dtype).decode;  // some query lengths have a rest
       most = std::max(most, scratch_bytes(choice, shape, shape.rows()));
     }
   }
@@ -407,24 +447,28 @@ std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, 
 double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t row_begin,
                      std::int64_t row_end) {
   double cost = 0;
-  for_each_region(o, sequence_of(o, item), 0, row_begin, row_end, [&](const Region& region, const HiddenKeys& hidden) {
-    const KeyRange& keys = region.keys;
-    if (keys.begin >= keys.end) {
-      cost += 50.0 + static_cast<double>(region.rows() * o.shape.value_dim) * 0.1;
-      return;
-    }
-    const std::int64_t first = region.row_begin / region.group, last = (region.row_end - 1) / region.group;
-    const double spans = static_cast<double>(sum_of_clamped(first, last, keys.visible_end, keys.begin, keys.end) -
-                                             sum_of_clamped(first, last, keys.visible_begin, keys.begin, keys.end));
-    const double rows = static_cast<double>(region.rows()), queries = static_cast<double>(last - first + 1);
-    const double share = visible_share(hidden, first, keys.begin, keys.end);
-    // Lanes are computed whole, whether a row fills them or not.
-    const double padded = static_cast<double>(round_up(region.rows(), choice.kernel->row_block));
-    const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
-    const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
-    const double bytes = static_cast<double>(keys.end - keys.begin) * width * static_cast<double>(size_in_bytes(o.shape.dtype));
-    const double reading = bytes / 12.0;  // 12 GB/s
-    cost += 200.0 + rows * width * 0.1 + share * std::max(arithmetic, reading);
+  const Sequence sequence = sequence_of(o, item);
+  for_each_kernel(choice, row_begin, row_end, [&](const simd::AttentionKernel& kernel, std::int64_t begin, std::int64_t end) {
+    for_each_region(o, sequence, 0, begin, end, [&](const Region& region, const HiddenKeys& hidden) {
+      const KeyRange& keys = region.keys;
+      if (keys.begin >= keys.end) {
+        cost += 50.0 + static_cast<double>(region.rows() * o.shape.value_dim) * 0.1;
+        return;
+      }
+      const std::int64_t first = region.row_begin / region.group, last = (region.row_end - 1) / region.group;
+      const double spans = static_cast<double>(sum_of_clamped(first, last, keys.visible_end, keys.begin, keys.end) -
+                                               sum_of_clamped(first, last, keys.visible_begin, keys.begin, keys.end));
+      const double rows = static_cast<double>(region.rows()), queries = static_cast<double>(last - first + 1);
+      const double share = visible_share(hidden, first, keys.begin, keys.end);
+      // Lanes are computed whole, whether a row fills them or not.
+      const double padded = static_cast<double>(round_up(region.rows(), kernel.row_block));
+      const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
+      const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
+      const double bytes =
+          static_cast<double>(keys.end - keys.begin) * width * static_cast<double>(size_in_bytes(o.shape.dtype));
+      const double reading = bytes / 12.0;  // 12 GB/s
+      cost += 200.0 + rows * width * 0.1 + share * std::max(arithmetic, reading);
+    });
   });
   return cost;
 }
@@ -432,25 +476,28 @@ double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, 
 void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t kv_head,
                        std::int64_t row_begin, std::int64_t row_end, std::int64_t split, float* partial, void* scratch) {
   const Sequence sequence = sequence_of(o, item);
-  for_each_region(o, sequence, kv_head, row_begin, row_end, [&](const Region& region, const HiddenKeys& hidden) {
-    const std::int64_t block = choice.kernel->key_block;
-    const std::int64_t begin = std::max(region.keys.begin / block * block, split * choice.key_split);
-    const std::int64_t end = std::min(region.keys.end, (split + 1) * choice.key_split);
-    simd::AttentionF32Args args = arguments(o, sequence, region);
-    args.partial = partial;
-    if (aim(choice, o, region, hidden, begin, end, static_cast<char*>(scratch), args)) {
-      choice.kernel->run(args);
-    } else {
-      write_empty_partial(args);
-    }
-    partial += region.rows() * (o.shape.value_dim + 2);
+  for_each_kernel(choice, row_begin, row_end, [&](const simd::AttentionKernel& kernel, std::int64_t first, std::int64_t last) {
+    for_each_region(o, sequence, kv_head, first, last, [&](const Region& region, const HiddenKeys& hidden) {
+      const std::int64_t block = kernel.key_block;
+      const std::int64_t begin = std::max(region.keys.begin / block * block, split * choice.key_split);
+      const std::int64_t end = std::min(region.keys.end, (split + 1) * choice.key_split);
+      simd::AttentionF32Args args = arguments(o, sequence, region);
+      args.partial = partial;
+      if (aim(kernel, o, region, hidden, begin, end, static_cast<char*>(scratch), args)) {
+        kernel.run(args);
+      } else {
+        write_empty_partial(args);
+      }
+      partial += region.rows() * (o.shape.value_dim + 2);
+    });
   });
 }
 
 void merge_rows(const AttentionChoice& choice, const AttentionOperands& o, std::int64_t item, std::int64_t kv_head,
                 std::int64_t row_begin, std::int64_t row_end, const float** partials, std::int64_t splits) {
   const Sequence sequence = sequence_of(o, item);
-  for_each_region(o, sequence, kv_head, row_begin, row_end, [&](const Region& region, const HiddenKeys&) {
+  // The parts of rows that were computed apart, in their order: the partial results lie one behind another.
+  const auto merge_region = [&](const Region& region, const HiddenKeys&) {
     const simd::AttentionF32Args whole = arguments(o, sequence, region);
     simd::MergeF32Args args;
     args.partials = partials;
@@ -469,6 +516,9 @@ void merge_rows(const AttentionChoice& choice, const AttentionOperands& o, std::
     args.sink_stride = whole.sink_stride;
     choice.merge->run(args);
     for (std::int64_t split = 0; split < splits; ++split) partials[split] += region.rows() * (o.shape.value_dim + 2);
+  };
+  for_each_kernel(choice, row_begin, row_end, [&](const simd::AttentionKernel&, std::int64_t first, std::int64_t last) {
+    for_each_region(o, sequence, kv_head, first, last, merge_region);
   });
 }
 
@@ -492,16 +542,19 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
     merge_rows(choice, o, item, kv_head, row_begin, row_end, partials, splits);
     return;
   }
-  const std::int64_t block = choice.kernel->key_block;
-  for_each_region(o, sequence, kv_head, row_begin, row_end, [&](const Region& region, const HiddenKeys& hidden) {
-    simd::AttentionF32Args args = arguments(o, sequence, region);
-    if (aim(choice, o, region, hidden, region.keys.begin / block * block, region.keys.end, static_cast<char*>(scratch), args)) {
-      // A single block's rows are as soon there without.
-      if (region.rows() > choice.kernel->row_block) hint_next_rows(o, item, kv_head, args);
-      choice.kernel->run(args);
-    } else {
-      write_empty_rows(args, o.shape.dtype);
-    }
+  for_each_kernel(choice, row_begin, row_end, [&](const simd::AttentionKernel& kernel, std::int64_t first, std::int64_t last) {
+    const std::int64_t block = kernel.key_block;
+    for_each_region(o, sequence, kv_head, first, last, [&](const Region& region, const HiddenKeys& hidden) {
+      simd::AttentionF32Args args = arguments(o, sequence, region);
+      if (aim(kernel, o, region, hidden, region.keys.begin / block * block, region.keys.end, static_cast<char*>(scratch),
+              args)) {
+        // A single block's rows are as soon there without.
+        if (region.rows() > kernel.row_block) hint_next_rows(o, item, kv_head, args);
+        kernel.run(args);
+      } else {
+        write_empty_rows(args, o.shape.dtype);
+      }
+    });
   });
 }
 

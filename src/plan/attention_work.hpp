@@ -28,8 +28,11 @@ struct AttentionShape {
 // below).
 struct AttentionChoice {
   const simd::AttentionKernel* kernel = nullptr;
+  // Where it is not null, it serves the rows from rest_begin on: few rows that would leave most of a vector's lanes idle.
+  const simd::AttentionKernel* rest_kernel = nullptr;
+  std::int64_t rest_begin = 0;
   const simd::MergeKernel* merge = nullptr;
-  std::int64_t key_split = 0;  // keys a split, a multiple of the kernel's key_block; 0: keys are never split
+  std::int64_t key_split = 0;  // keys a split, a multiple of the kernels' key_block; 0: keys are never split
   double gigaflops = 1;        // the target's rate, for estimates only
   const char* reason = "";
   Precision precision = Precision::strict;  // which bound the kernel is held to: strict's where fast has no kernel of its own

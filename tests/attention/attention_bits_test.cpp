@@ -29,6 +29,10 @@ class BitsTest : public EveryIsaAndDType {
         {1, 1, 1, 1, 5000, 8, 8, Mask::window(3000, 5)},
         {3, 4, 2, 1, 4200, 16, 16, Mask::causal(Causal::bottom_right) & Mask::key_lengths(), true},
         {2, 6, 3, 130, 130, 32, 32, Mask::causal(Causal::top_left) & Mask::boolean(), true},
+        // A few rows behind the last whole vector.
+        {2, 2, 2, 19, 3000, 24, 16, Mask::none()},
+        {3, 4, 2, 26, 90, 16, 16, Mask::causal(Causal::bottom_right) & Mask::key_lengths()},
+        {2, 2, 1, 25, 2300, 8, 8, Mask::boolean(), true},
     };
     std::vector<AttentionCase> all;
     Random random(2026);
