@@ -232,6 +232,15 @@ def test_empty_sizes_of_the_other_functions(generator):
     assert cache.lengths == [0, 0]
     assert cache.attention(draw(0, 4, 3, 8)).shape == (0, 4, 3, 8)
     assert cache.attention(draw(2, 4, 0, 8)).shape == (2, 4, 0, 8)
+    # Lists of none, of which NumPy makes floats.
+    cache.append(draw(0, 2, 3, 8), draw(0, 2, 3, 8), sequences=[], lengths=())
+    assert cache.attention(draw(0, 4, 3, 8), sequences=[]).shape == (0, 4, 3, 8)
+    query, key = draw(2, 4, 3, 8), draw(2, 4, 5, 8)
+    assert polyhead.attention_weights(query, key, heads=[]).shape == (2, 0, 3, 5)
+    assert polyhead.attention_weights(query, key, rows=()).shape == (2, 4, 0, 5)
+    received = polyhead.attention_weights(query, key, rows=[], received=True)
+    assert received.shape == (2, 4, 5) and not received.any()
+    assert sdpa(query[:0], key[:0], key[:0], key_lengths=[], query_lengths=()).shape == (0, 4, 3, 8)
 
 
 def test_causal_is_top_left():
