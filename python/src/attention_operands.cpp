@@ -1,5 +1,6 @@
 #include "attention_operands.hpp"
 
+#include <cstdint>
 #include <string>
 
 #include "errors.hpp"
@@ -28,7 +29,9 @@ std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* ar
   if (integers.is_none()) return std::nullopt;
   std::optional<BorrowedArray> result;
   if (PyList_Check(integers.ptr()) || PyTuple_Check(integers.ptr()) || PyLong_Check(integers.ptr())) {
-    result.emplace(nb::module_::import_("numpy").attr("asarray")(integers), argument);
+    nb::object array = nb::module_::import_("numpy").attr("asarray")(integers);
+    if (nb::cast<std::int64_t>(array.attr("size")) == 0) array = array.attr("astype")("int64");  // NumPy takes none for floats
+    result.emplace(array, argument);
   } else {
     result.emplace(integers, argument);
   }

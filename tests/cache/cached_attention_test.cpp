@@ -2,10 +2,13 @@
 // number of threads; within the bound of the float64 oracle; and what is refused.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cache/cache_model.hpp"
@@ -182,6 +185,184 @@ TEST_P(CachedAttentionTest, WhatIsMaskedHasNoInfluence) {
     }
     check(test, random);
     for (std::int64_t t = 0; t < query_length; ++t) EXPECT_TRUE(std::isfinite(test.out({0, 1, t, 5})));
+  }
+}
+
+// Pages and rows that were used before hold what they held: a sequence that is shorter now reads none of it.
+TEST_P(CachedAttentionTest, WhatMemoryHeldBeforeIsAbsent) {
+  Random random(41);
+  std::vector<Layout> all = layouts;
+  all.push_back({CacheKind::ring, 0});
+  for (const std::int64_t query_length : {1, 6, 40}) {
+    const AttentionCase test = with_lengths(
+        attention_spec(1, 4, 2, query_length, 0, 20, 24, Mask::causal(Causal::bottom_right)), {75, 1, 131}, random);
+    ASSERT_NO_FATAL_FAILURE(run_plain(test, true));
+    const Tensor out = test.out.clone(), lse = test.lse.clone();
+    for (const Layout& layout : all) {
+      KvCacheSpec spec = cache_spec(layout.kind, 7, 2, 20, 24, 0, layout.page_tokens);
+      if (layout.kind != CacheKind::paged) spec.capacity = 300;
+      if (layout.kind == CacheKind::ring) spec.window = 200;
+      if (layout.kind == CacheKind::paged) spec.max_pages = 7 * ((300 + layout.page_tokens - 1) / layout.page_tokens);
+      for (const double poison : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), -3.4e38}) {
+        KvCache cache(spec);
+        const Tensor key(DType::f32, {7, 2, 300, 20}), value(DType::f32, {7, 2, 300, 24});
+        fill(key, poison), fill(value, poison);
+        CacheAppend tokens;
+        tokens.key = key, tokens.value = value;
+        cache.append(tokens);
+        for (std::int64_t sequence = 0; sequence < 7; ++sequence) cache.trim(sequence, 0);
+        for (std::int64_t b = 0; b < 3; ++b) {
+          const Tensor which = integers(DType::i64, {2 * b + 1});
+          tokens.key = slice(slice(test.key, 0, b, b + 1), 2, 0, length_of(test, b));
+          tokens.value = slice(slice(test.value, 0, b, b + 1), 2, 0, length_of(test, b));
+          tokens.sequences = which;
+          cache.append(tokens);
+        }
+        ASSERT_NO_FATAL_FAILURE(compare(test, cache, out, lse, describe(spec) + " held " + std::to_string(poison)));
+      }
+    }
+  }
+}
+
+TEST_P(CachedAttentionTest, TensorsOfAnyStridesAndMasksThatBroadcast) {
+  Random random(42);
+  for (const std::int64_t query_length : {1, 5, 40}) {
+    const AttentionCase test = with_lengths(
+        attention_spec(1, 4, 2, query_length, 0, 16, 24, Mask::causal(Causal::bottom_right) & Mask::boolean() & Mask::bias()),
+        {75, 140}, random);
+    for (int pattern = 0; pattern < 16; ++pattern) {
+      AttentionCase moved = test;
+      std::vector<std::int64_t> shape = {2, 4, query_length, 140}, strides(4);
+      std::int64_t stride = 2;
+      for (std::size_t i = 4; i-- > 0;) {
+        if ((pattern >> i & 1) != 0) shape[i] = 1;
+        strides[i] = shape[i] == 1 ? -(std::int64_t{1} << 58) : stride;
+        stride *= shape[i];
+      }
+      moved.boolean_mask = Tensor(DType::boolean, shape, strides);
+      moved.bias = Tensor(DType::f32, shape, strides);
+      fill(moved.boolean_mask, [&] { return random.chance(0.8) ? 1.0 : 0.0; });
+      fill_normal(moved.bias, random);
+      moved.query = Tensor::ordered(DType::f32, {2, 4, query_length, 16}, {0, 2, 1, 3}, 3, 1 + pattern % 2);
+      copy(test.query, moved.query);
+      ASSERT_NO_FATAL_FAILURE(run_plain(moved, true));
+      const Tensor out = moved.out.clone(), lse = moved.lse.clone();
+      moved.out = Tensor::ordered(DType::f32, {2, 4, query_length, 24}, {3, 0, 2, 1}, 1, 1 + pattern % 3);
+      moved.lse = Tensor::ordered(DType::f32, {2, 4, query_length}, {2, 0, 1}, 2);
+      const KvCacheSpec spec = cache_spec(CacheKind::paged, 1, 2, 16, 24, 0, 16);
+      ASSERT_NO_FATAL_FAILURE(compare(moved, fill_cache(moved, spec, random), out, lse, describe(spec)));
+      EXPECT_TRUE(moved.lse.surroundings_intact());
+    }
+  }
+}
+
+TEST_P(CachedAttentionTest, SizesOfZeroAreLegal) {
+  Random random(43);
+  for (const CacheKind kind : {CacheKind::contiguous, CacheKind::ring, CacheKind::paged}) {
+    KvCache cache(cache_spec(kind, 3, 2, 8, 8, kind == CacheKind::paged ? 0 : 20, kind == CacheKind::paged ? 4 : 0));
+    const auto attend = [&](std::int64_t batch, std::int64_t query_length) {
+      const Tensor query(DType::f32, {batch, 4, query_length, 8}), out(DType::f32, {batch, 4, query_length, 8}),
+          lse(DType::f32, {batch, 4, query_length});
+      fill_normal(query, random);
+      fill(out, 7.0), fill(lse, 7.0);
+      CachedAttentionInputs inputs;
+      inputs.cache = &cache, inputs.query = query, inputs.out = out, inputs.lse = lse;
+      attention(runtime(2), inputs);
+      return std::pair(out, lse);
+    };
+    const auto expect_empty = [&](const std::pair<Tensor, Tensor>& result) {
+      for_each_offset(result.first, [&](std::int64_t i) { ASSERT_EQ(load(result.first, i), 0); });
+      for_each_offset(result.second,
+                      [&](std::int64_t i) { ASSERT_EQ(load(result.second, i), -std::numeric_limits<double>::infinity()); });
+    };
+    // Before the first token.
+    expect_empty(attend(3, 1));
+    expect_empty(attend(2, 0));
+    expect_empty(attend(0, 4));
+    // A batch of none, no tokens, and tokens of which none is real, change nothing.
+    const CacheModel model(cache.spec());
+    for (const auto& [batch, count] : {std::pair{0, 3}, {3, 0}, {0, 0}}) {
+      const Tensor key(DType::f32, {batch, 2, count, 8}), value(DType::f32, {batch, 2, count, 8});
+      CacheAppend tokens;
+      tokens.key = key, tokens.value = value;
+      cache.append(tokens);
+    }
+    cache.append(new_tokens(cache.spec(), {2, 0}, {0, 0}, random).append());
+    EXPECT_TRUE(model.matches(cache));
+    expect_empty(attend(3, 5));
+    // The first step fills the cache: the queries behind the keys' number see nothing.
+    cache.append(new_tokens(cache.spec(), {1}, {2}, random).append());
+    const auto [out, lse] = attend(2, 3);
+    expect_empty({out.viewed(slice(out, 0, 0, 1)), lse.viewed(slice(lse, 0, 0, 1))});
+    expect_empty({out.viewed(slice(slice(out, 0, 1, 2), 2, 0, 1)), lse.viewed(slice(slice(lse, 0, 1, 2), 2, 0, 1))});
+    EXPECT_TRUE(std::isfinite(lse({1, 0, 1})) && std::isfinite(lse({1, 0, 2})));
+  }
+}
+
+// Sequences more than 2^32 bytes from one another, and values as far from their keys: address space of which little is touched.
+TEST_P(CachedAttentionTest, PagesBeyond32Bits) {
+  Random random(44);
+  constexpr std::int64_t dim = 32, capacity = (std::int64_t{1} << 32) / (4 * dim) + 77;
+  for (const std::int64_t query_length : {1, 20}) {
+    const AttentionCase test =
+        with_lengths(attention_spec(1, 2, 1, query_length, 0, dim, 2, Mask::causal(Causal::bottom_right)), {140}, random);
+    ASSERT_NO_FATAL_FAILURE(run_plain(test, true));
+    const Tensor out = test.out.clone(), lse = test.lse.clone();
+    try {
+      const KvCacheSpec spec = cache_spec(CacheKind::contiguous, 1, 1, dim, 2, capacity);
+      compare(test, fill_cache(test, spec, random), out, lse, describe(spec));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::out_of_memory) throw;
+      GTEST_SKIP() << "no address space: " << error.what();
+    }
+  }
+}
+
+// One layer's projections with the rows of each head in one order or the other, as formats of weights store them: with the
+// pairing that belongs to it each gives the same attention, with the other's another one.
+TEST_P(CachedAttentionTest, RowOrdersOfRotaryGoWithTheirPairings) {
+  Random random(45);
+  for (const std::int64_t group : {1, 3}) {
+    constexpr std::int64_t dim = 24, length = 21;
+    const Tensor query(DType::f32, {1, 2 * group, length, dim}), key(DType::f32, {1, 2, length, dim}),
+        value(DType::f32, {1, 2, length, dim});
+    fill_normal(query, random), fill_normal(key, random), fill_normal(value, random);
+    // Element i of the first half and of the second become elements 2 i and 2 i + 1.
+    const auto interleaved = [&](const Tensor& from) {
+      const Tensor to = from.clone();
+      for (std::int64_t i = 0; i < dim / 2; ++i)
+        for (std::int64_t half = 0; half < 2; ++half)
+          copy(slice(from, 3, i + half * dim / 2, i + half * dim / 2 + 1), slice(to, 3, 2 * i + half, 2 * i + half + 1));
+      return to;
+    };
+    const auto attend = [&](Rotary style, const Tensor& queries, const Tensor& keys) {
+      KvCacheSpec spec = cache_spec(CacheKind::paged, 1, 2, dim, dim, 0, 8);
+      spec.rotary.style = style;
+      KvCache cache(spec);
+      CacheAppend tokens;
+      tokens.key = keys, tokens.value = value;
+      cache.append(tokens);
+      const Tensor turned(DType::f32, {1, 2 * group, length, dim}), out(DType::f32, {1, 2 * group, length, dim});
+      cache.rotate_queries(queries, turned);
+      CachedAttentionInputs inputs;
+      inputs.cache = &cache, inputs.query = turned, inputs.out = out;
+      attention(runtime(), inputs);
+      return out;
+    };
+    const Tensor expected = attend(Rotary::half_split, query, key);
+    const Tensor other_order = attend(Rotary::interleaved, interleaved(query), interleaved(key));
+    EXPECT_TRUE(array_matches(oracle::to_array(expected), other_order, 1e-5, 1e-5, "the other order with its pairing"));
+    const Tensor wrong = attend(Rotary::interleaved, query, key);
+    for (std::int64_t t = 0; t < length; ++t) {
+      double difference = 0;
+      for (std::int64_t e = 0; e < dim; ++e)
+        difference = std::max(difference, std::fabs(wrong({0, 0, t, e}) - expected({0, 0, t, e})));
+      if (t == 0) {
+        EXPECT_LT(difference, 1e-5) << "position 0 is not turned";
+      } else {
+        EXPECT_GT(difference, 1e-3) << "position " << t;
+      }
+    }
   }
 }
 

@@ -309,6 +309,83 @@ TEST(KvCache, RefusedCallsNameTheArgumentAndChangeNothing) {
   EXPECT_NAMED(cache.rotate_queries(key, key), "without rotary embedding");
 }
 
+// Every number that says how much is there, at and beyond its bounds; refused ones change nothing.
+TEST(KvCache, LengthsAndSequencesAtTheirBounds) {
+  Random random(19);
+  constexpr std::int64_t least32 = std::numeric_limits<std::int32_t>::min(), most32 = std::numeric_limits<std::int32_t>::max(),
+                         least64 = std::numeric_limits<std::int64_t>::min(), most64 = std::numeric_limits<std::int64_t>::max();
+  for (const CacheKind kind : {CacheKind::contiguous, CacheKind::ring, CacheKind::paged})
+    for (const DType dtype : {DType::i32, DType::i64})
+      for (const std::int64_t item : {0, 1, 2}) {
+        const KvCacheSpec spec = cache_spec(kind, 3, 2, 4, 4, 12, kind == CacheKind::paged ? 4 : 0);
+        KvCache cache(spec);
+        CacheModel model(spec);
+        const NewTokens before = new_tokens(spec, {0, 1, 2}, {6, 6, 6}, random);
+        cache.append(before.append()), model.append(before);
+        NewTokens fresh = new_tokens(spec, {0, 1, 2}, {4, 4, 4}, random);
+        const std::int64_t given = fresh.key.view().shape[2];  // 4 to 6, all of which fit
+        std::vector<std::int64_t> beyond = {-1, given + 1, least32, most32};
+        if (dtype == DType::i64) beyond.insert(beyond.end(), {least64, most64, (std::int64_t{1} << 32) + 1});
+        const auto with = [&](std::int64_t number) {
+          std::vector<std::int64_t> all = {1, 1, 1};
+          all[static_cast<std::size_t>(item)] = number;
+          return list_of(dtype, all);
+        };
+        const std::string place = "[" + std::to_string(item) + "] is ";
+        for (const std::int64_t number : beyond) {
+          CacheAppend tokens = fresh.append();
+          tokens.lengths = with(number);
+          EXPECT_NAMED(cache.append(tokens), "lengths" + place + std::to_string(number));
+          tokens = fresh.append();
+          const std::int64_t wrong = number == given + 1 ? 3 : number;
+          tokens.sequences = list_of(dtype, {item == 0 ? wrong : 0, item == 1 ? wrong : 1, item == 2 ? wrong : 2});
+          EXPECT_NAMED(cache.append(tokens), "sequences" + place + std::to_string(wrong));
+          ASSERT_TRUE(model.matches(cache)) << number;
+        }
+        for (const std::int64_t number : {std::int64_t{0}, std::int64_t{1}, given}) {
+          fresh = new_tokens(spec, {0, 1, 2}, {item == 0 ? number : 1, item == 1 ? number : 1, item == 2 ? number : 1}, random);
+          KvCache copy(spec);
+          CacheModel copy_model(spec);
+          copy.append(fresh.append()), copy_model.append(fresh);
+          EXPECT_TRUE(copy_model.matches(copy)) << number;
+        }
+      }
+}
+
+// Elements may lie anywhere that an element may lie.
+TEST(KvCache, AnyAlignmentOfWhatIsAppendedReadAndTurned) {
+  Random random(20);
+  KvCacheSpec spec = cache_spec(CacheKind::paged, 1, 2, 16, 12, 0, 4);
+  spec.rotary.style = Rotary::half_split;
+  const Tensor key(DType::f32, {1, 2, 9, 16}), value(DType::f32, {1, 2, 9, 12}), query(DType::f32, {1, 4, 9, 16});
+  fill_normal(key, random), fill_normal(value, random), fill_normal(query, random);
+  const auto at = [](const Tensor::Sizes& shape, std::int64_t shift) {
+    Tensor::Sizes strides(shape.size());
+    std::int64_t stride = 1;
+    for (std::size_t i = shape.size(); i-- > 0; stride *= shape[i]) strides[i] = stride;
+    return Tensor(DType::f32, shape, strides, shift);
+  };
+  Tensor stored_key, stored_value, turned;
+  for (std::int64_t shift = 0; shift < 16; ++shift) {
+    const Tensor own_key = at({1, 2, 9, 16}, shift), own_value = at({1, 2, 9, 12}, (3 * shift + 1) % 16),
+                 own_query = at({1, 4, 9, 16}, (5 * shift + 2) % 16), out = at({1, 4, 9, 16}, (7 * shift + 3) % 16),
+                 read_key = at({2, 9, 16}, (9 * shift + 4) % 16), read_value = at({2, 9, 12}, (11 * shift + 5) % 16);
+    copy(key, own_key), copy(value, own_value), copy(query, own_query);
+    KvCache cache(spec);
+    CacheAppend tokens;
+    tokens.key = own_key, tokens.value = own_value;
+    cache.append(tokens);
+    cache.read(0, 0, read_key, read_value);
+    cache.rotate_queries(own_query, out);
+    if (shift == 0) stored_key = read_key, stored_value = read_value, turned = out;
+    EXPECT_TRUE(same_bits(stored_key, read_key)) << "shift " << shift;
+    EXPECT_TRUE(same_bits(stored_value, read_value)) << "shift " << shift;
+    EXPECT_TRUE(same_bits(turned, out)) << "shift " << shift;
+    EXPECT_TRUE(read_key.surroundings_intact() && read_value.surroundings_intact() && out.surroundings_intact());
+  }
+  EXPECT_TRUE(same_bits(stored_value, value.viewed(select(value, 0))));
+}
+
 TEST(KvCache, ARingForgetsItsOldestTokensAndSaysSo) {
   Random random(17);
   const KvCacheSpec spec = cache_spec(CacheKind::ring, 2, 1, 4, 4, 10);

@@ -69,9 +69,10 @@ std::vector<double> head_of(const Tensor& tensor, std::initializer_list<std::int
 }
 
 constexpr std::int64_t far = std::int64_t{1} << 32;
+// 255 and 257, 1857 and 15962: where positions or angles of 16 bits go wrong.
 const std::vector<std::int64_t> positions = {
-    0,          1,          2,       1000, (1 << 17) - 1, (1 << 17) + 1, 1000003, (1 << 24) + 1, 123456789,
-    2147483647, 2147483649, far - 5, -1,   -77777};
+    0,         1,          2,          255,     257, 1000,  1857, 15962, (1 << 17) - 1, (1 << 17) + 1, 1000003, (1 << 24) + 1,
+    123456789, 2147483647, 2147483649, far - 5, -1,  -77777};
 
 TEST(Rotary, KeysAreTurnedByExactAngles) {
   Random random(21);
@@ -98,6 +99,27 @@ TEST(Rotary, KeysAreTurnedByExactAngles) {
         }
       }
     }
+  }
+}
+
+// Two numbers by hand: pair 1 of 16 at position 1857 stands at 1857 / 10000^(1/16) = 1044.268 radians, whose cosine is 0.307;
+// an angle of 16 bits, 1045, has -0.408.
+TEST(Rotary, AnglesAreNotOfSixteenBits) {
+  KvCacheSpec spec = cache_spec(CacheKind::contiguous, 1, 1, 32, 2, 4);
+  for (const Rotary style : {Rotary::interleaved, Rotary::half_split}) {
+    spec.rotary.style = style;
+    KvCache cache(spec);
+    const Tensor key(DType::f32, {1, 1, 1, 32}), value(DType::f32, {1, 1, 1, 2}), stored(DType::f32, {1, 1, 32});
+    fill(key, 0.0), fill(value, 0.0);
+    const std::int64_t x = style == Rotary::interleaved ? 2 : 1, y = style == Rotary::interleaved ? 3 : 17;
+    key.set({0, 0, 0, x}, 1);
+    CacheAppend tokens;
+    tokens.key = key, tokens.value = value;
+    tokens.positions = list_of(DType::i32, {1857});
+    cache.append(tokens);
+    cache.read(0, 0, stored, {});
+    EXPECT_NEAR(stored({0, 0, x}), 0.307, 1e-3);
+    EXPECT_NEAR(stored({0, 0, y}), 0.952, 1e-3);
   }
 }
 

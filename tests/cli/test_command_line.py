@@ -1,6 +1,7 @@
 """Runs the polyhead command: test_command_line.py PATH_TO_POLYHEAD [unittest's arguments]."""
 
 import json
+import math
 import os
 import subprocess
 import unittest
@@ -136,6 +137,17 @@ class RunAttentionTest(CommandTest):
         )
         self.assertEqual(set(flat(out[1])), {0.0})
 
+    def test_sizes_of_zero(self):
+        for b, t, s in ((0, 3, 4), (2, 0, 4), (2, 3, 0)):
+            with self.subTest(batch=b, queries=t, keys=s):
+                self.array("q.npy", b, 4, t, 8)
+                self.array("k.npy", b, 2, s, 8)
+                self.array("v.npy", b, 2, s, 6)
+                text = self.succeed("run", "attention", *self.inputs(), "--causal", "bottom-right", "--lse", self.path("l.npy"))
+                self.assertIn(f"f32[{b}, 4, {t}, 6]", text)
+                self.assertEqual(read_npy(self.path("o.npy")), ([b, 4, t, 6], [0.0] * (b * 4 * t * 6)))
+                self.assertEqual(read_npy(self.path("l.npy")), ([b, 4, t], [-math.inf] * (b * 4 * t)))
+
     def test_boolean_mask_and_bias(self):
         mask = [self.random.random() < 0.6 for _ in range(4 * 6)]
         write_npy(self.path("m.npy"), [4, 6], mask, "|b1")
@@ -193,6 +205,7 @@ class RunAttentionTest(CommandTest):
         self.refuse(2, "run", "attention", *self.inputs(), "--causal", "diagonal", says="top-left")
         self.refuse(2, "run", "attention", *self.inputs(), "--precision", "exact", says="strict nor fast")
         self.refuse(2, "run", "attention", *self.inputs(), "--window", "3", says="LEFT,RIGHT")
+        self.refuse(2, "run", "attention", *self.inputs(), "--window", "-2,0", says="-2,0")
         self.refuse(2, "run", "attention", *self.inputs(), "--scale", "much")
         self.assertFalse(os.path.exists(self.path("o.npy")))
 

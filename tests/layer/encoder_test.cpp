@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <thread>
 
@@ -78,6 +79,38 @@ TEST_P(EncoderSweep, ServesOtherShapes) {
   bare.attention_norm_gamma = bare.attention_norm_beta = bare.feed_forward_norm_gamma = bare.feed_forward_norm_beta = {};
   expect_encoder(linear, {bare}, 5, {5, 2}, store.random(), isa(), "bare");
 }
+
+// A NaN in one token is in every row of its sequence, which all see it, and in no other sequence, although tokens of all of
+// them share the blocks of every product.
+TEST_P(EncoderSweep, ANanStaysInItsSequence) {
+  for (const NormPlacement norm : {NormPlacement::post, NormPlacement::pre}) {
+    const EncoderBlockSpec spec = encoder_spec(32, 4, 48, norm, Mask::key_lengths());
+    WeightStore store(250);
+    const std::vector<EncoderBlockWeights> blocks = encoder_blocks(spec, 2, store);
+    const std::vector<std::int64_t> lengths = {7, 29, 0, 1, 12, 29};
+    const Tensor given = integers(DType::i32, lengths), x = random_tensor({6, 29, 32}, store.random());
+    for (const int threads : {1, 2}) {
+      const Encoder encoder(spec, blocks, runtime(threads));
+      const Tensor clean(DType::f32, {6, 29, 32}), out(DType::f32, {6, 29, 32});
+      encoder.run(x, given, clean);
+      for (const std::int64_t victim : {0, 3, 4, 5}) {
+        const std::int64_t length = lengths[static_cast<std::size_t>(victim)];
+        const Tensor dirty = x.clone();
+        dirty.set({victim, length - 1, 5}, std::numeric_limits<double>::quiet_NaN());
+        encoder.run(dirty, given, out);
+        for (std::int64_t b = 0; b < 6; ++b) {
+          if (b != victim) {
+            ASSERT_TRUE(same_bits(select(clean, b), select(out, b))) << "sequence " << b << ", NaN in " << victim;
+            continue;
+          }
+          const TensorView rows = slice(select(out, b), 0, 0, length), padding = slice(select(out, b), 0, length, 29);
+          for_each_offset(rows, [&](std::int64_t i) { ASSERT_TRUE(std::isnan(load(rows, i))) << "sequence " << b; });
+          for_each_offset(padding, [&](std::int64_t i) { ASSERT_EQ(load(padding, i), 0) << "sequence " << b; });
+        }
+      }
+    }
+  }
+}
 POLYHEAD_INSTANTIATE_EVERY_ISA(EncoderSweep);
 
 // A sequence gives the same bits alone, in a batch, and under any padding; what lies in the padding is not read.
@@ -136,15 +169,19 @@ TEST(Encoder, RunsConcurrentlyAndAfterACancel) {
   const EncoderBlockSpec spec = encoder_spec(32, 4, 64);
   WeightStore store(600);
   const Encoder encoder(spec, encoder_blocks(spec, 2, store), runtime_on(default_isa(), 2));
-  const Tensor x = random_tensor({6, 100, 32}, store.random());
-  Tensor expected(DType::f32, {6, 100, 32});
-  encoder.run(x, {}, expected);
+  std::vector<Tensor> inputs, results;  // a shape of its own for each thread
+  for (std::int64_t i = 0; i < 6; ++i) {
+    inputs.push_back(random_tensor({6 - i, 100 - 17 * i, 32}, store.random()));
+    results.push_back(Tensor(DType::f32, {6 - i, 100 - 17 * i, 32}));
+    encoder.run(inputs.back(), {}, results.back());
+  }
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 6; ++i) {
     threads.emplace_back([&, i] {
+      const Tensor &x = inputs[static_cast<std::size_t>(i)], &expected = results[static_cast<std::size_t>(i)];
       for (int round = 0; round < 10; ++round) {
-        Tensor out(DType::f32, {6, 100, 32});
+        const Tensor out(DType::f32, {6 - i, 100 - 17 * i, 32});
         RunOptions options;
         std::atomic<bool> cancel{i == 0 && round % 2 == 0};
         options.cancel = &cancel;
@@ -236,6 +273,46 @@ TEST_P(LayerNormSweep, MatchesTheOracle) {
         layer_norm(runtime(threads), x, gamma, beta, 1e-5, x);
         EXPECT_TRUE(array_matches(expected, x, 1e-5, 1e-5, "layer norm in place"));
       }
+    }
+  }
+}
+
+TEST_P(LayerNormSweep, AnyAlignment) {
+  Random random(810);
+  for (const std::int64_t dim : {16, 37}) {
+    const Tensor x = random_tensor({3, dim}, random), gamma = random_tensor({dim}, random), beta = random_tensor({dim}, random);
+    const auto at = [dim](const Tensor& from, std::int64_t shift) {
+      const bool row = from.view().rank == 1;
+      Tensor to(DType::f32, row ? Tensor::Sizes{dim} : Tensor::Sizes{3, dim}, row ? Tensor::Sizes{1} : Tensor::Sizes{dim, 1},
+                shift);
+      copy(from, to);
+      return to;
+    };
+    const Tensor right(DType::f32, {3, dim});
+    layer_norm(runtime(), x, gamma, beta, 1e-5, right);
+    for (std::int64_t shift = 0; shift < 16; ++shift) {
+      const Tensor y = at(right, (7 * shift + 3) % 16);
+      fill(y, 7.0);
+      layer_norm(runtime(), at(x, shift), at(gamma, (3 * shift + 1) % 16), at(beta, (5 * shift + 2) % 16), 1e-5, y);
+      EXPECT_TRUE(same_bits(right, y)) << "dim " << dim << " shift " << shift;
+      EXPECT_TRUE(y.surroundings_intact());
+    }
+  }
+}
+
+// A row whose numbers include a NaN is NaN, and no other: whichever way sums and maxima are taken.
+TEST_P(LayerNormSweep, ANanStaysInItsRow) {
+  Random random(820);
+  for (const std::int64_t dim : {1, 7, 64, 130}) {
+    const Tensor x = random_tensor({5, dim}, random), clean(DType::f32, {5, dim}), y(DType::f32, {5, dim});
+    layer_norm(runtime(), x, {}, {}, 1e-5, clean);
+    for (const std::int64_t place : {std::int64_t{0}, dim / 2, dim - 1}) {
+      const Tensor dirty = x.clone();
+      dirty.set({2, place}, std::numeric_limits<double>::quiet_NaN());
+      layer_norm(runtime(), dirty, {}, {}, 1e-5, y);
+      for (std::int64_t row = 0; row < 5; ++row)
+        for (std::int64_t i = 0; i < dim; ++i)
+          ASSERT_TRUE(row == 2 ? std::isnan(y({row, i})) : y({row, i}) == clean({row, i})) << "row " << row << " dim " << dim;
     }
   }
 }

@@ -2,8 +2,12 @@
 #include "polyhead/multi_head_attention.hpp"
 
 #include <gtest/gtest.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <thread>
 
@@ -152,7 +156,6 @@ TEST_P(MultiHeadAttentionSweep, MatchesTheOracle) {
         << test.what << ": threads change bits, " << first_difference(alone, layer.out());
   }
 }
-POLYHEAD_INSTANTIATE_EVERY_ISA(MultiHeadAttentionSweep);
 
 // One object for all shapes, larger and smaller again: what a run leaves in its workspace must not show in the next.
 TEST(MultiHeadAttention, ServesChangingShapes) {
@@ -261,6 +264,82 @@ TEST(MultiHeadAttention, PaddingNeverShows) {
   EXPECT_TRUE(same_bits(clean, layer.out())) << first_difference(clean, layer.out());
 }
 
+// A NaN in one token reaches the rows that see it, whole, and changes no bit of any other: not of the rows that share a block
+// of a projection with it.
+TEST_P(MultiHeadAttentionSweep, ANanReachesTheRowsThatSeeIt) {
+  for (const std::int64_t length : {1, 5, 50, slow() ? 60 : 230}) {
+    Case test;
+    test.spec = attention_layer_spec(32, 4, Mask::causal(Causal::top_left));
+    test.batch = 3;
+    test.query_length = length;
+    Layer layer(test, 21);
+    for (const int threads : {1, 2}) {
+      const MultiHeadAttention attention(test.spec, layer.weights(), runtime(threads));
+      attention.run(layer.inputs());
+      const Tensor clean = layer.out().clone();
+      for (const std::int64_t token : {std::int64_t{0}, length / 2, length - 1}) {
+        const Tensor x(DType::f32, {3, length, 32});
+        copy(layer.inputs().query, x);
+        x.set({1, token, 31}, std::numeric_limits<double>::quiet_NaN());
+        MultiHeadAttentionInputs inputs = layer.inputs();
+        inputs.query = x;
+        attention.run(inputs);
+        for (std::int64_t b = 0; b < 3; ++b)
+          for (std::int64_t t = 0; t < length; ++t) {
+            const TensorView before = select(select(clean, b), t), after = select(select(layer.out(), b), t);
+            if (b != 1 || t < token) {
+              ASSERT_TRUE(same_bits(before, after)) << "item " << b << " row " << t << ", NaN in token " << token;
+            } else {
+              for_each_offset(after, [&](std::int64_t i) { ASSERT_TRUE(std::isnan(load(after, i))) << "row " << t; });
+            }
+          }
+      }
+    }
+  }
+}
+
+// Columns of a batch that no query may see, at the end, at the beginning or between others: they are absent, NaN or not, and
+// out has a row for every query. At the end they are what key lengths say.
+TEST_P(MultiHeadAttentionSweep, HiddenColumnsAreAbsentWhereverTheyStand) {
+  const std::pair<std::int64_t, std::int64_t> ranges[] = {{1, 6}, {0, 5}, {2, 4}, {0, 6}};
+  for (const std::int64_t scale : {1, 40}) {
+    for (const auto& [first, last] : ranges) {
+      const std::int64_t begin = first * scale, end = last * scale, keys = 6 * scale;
+      Case test;
+      test.spec = attention_layer_spec(24, 3, Mask::boolean());
+      test.batch = 3;
+      test.query_length = 7;
+      test.key_length = keys;
+      test.cross = true;
+      test.what = "columns " + std::to_string(begin) + " to " + std::to_string(end) + " of " + std::to_string(keys);
+      Layer layer(test, 22);
+      const Tensor columns(DType::boolean, {keys});
+      fill(columns, 1.0);
+      fill(slice(columns, 0, begin, end), 0.0);
+      layer.inputs().boolean_mask = columns;
+      ASSERT_TRUE(layer.check(runtime(2)));
+      const Tensor clean = layer.out().clone();
+      for (const double poison : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+        const Tensor dirty(DType::f32, {3, keys, 24});
+        copy(layer.inputs().key, dirty);
+        fill(slice(dirty, 1, begin, end), poison);
+        MultiHeadAttentionInputs inputs = layer.inputs();
+        inputs.key = dirty;
+        MultiHeadAttention(test.spec, layer.weights(), runtime(2)).run(inputs);
+        EXPECT_TRUE(same_bits(clean, layer.out())) << test.what << ": " << first_difference(clean, layer.out());
+        if (end != keys) continue;
+        MultiHeadAttentionSpec by_lengths = test.spec;
+        by_lengths.mask = Mask::key_lengths();
+        const Tensor lengths = integers(DType::i64, {begin, begin, begin});
+        inputs.boolean_mask = {};
+        inputs.key_lengths = lengths;
+        MultiHeadAttention(by_lengths, layer.weights(), runtime(2)).run(inputs);
+        EXPECT_TRUE(array_matches(oracle::to_array(clean), layer.out(), tolerance, tolerance, test.what + " by key lengths"));
+      }
+    }
+  }
+}
+
 // An item gives the bits it gives alone: the order of summation is a function of its own shape.
 TEST(MultiHeadAttention, BatchDoesNotChangeBits) {
   for (const std::int64_t length : {1, 5, 40, 230}) {
@@ -283,32 +362,116 @@ TEST(MultiHeadAttention, BatchDoesNotChangeBits) {
   }
 }
 
+// One object, a shape of its own for each thread.
 TEST(MultiHeadAttention, RunsConcurrently) {
-  Case test;
-  test.spec = attention_layer_spec(32, 4, Mask::causal(Causal::top_left));
-  test.batch = 3;
-  test.query_length = 60;
-  test.what = "concurrent";
-  Layer layer(test, 15);
-  const MultiHeadAttention attention(test.spec, layer.weights(), runtime_on(default_isa(), 2));
-  attention.run(layer.inputs());
-  const Tensor expected = layer.out().clone();
+  struct Caller {
+    Tensor x, right, out;
+  };
+  const MultiHeadAttentionSpec spec = attention_layer_spec(32, 4, Mask::causal(Causal::top_left));
+  WeightStore store(15);
+  const MultiHeadAttention attention(spec, attention_layer_weights(spec, store), runtime_on(default_isa(), 2));
+  const auto run = [&](const Caller& caller, const Tensor& out) {
+    MultiHeadAttentionInputs inputs;
+    inputs.query = caller.x;
+    inputs.out = out;
+    attention.run(inputs);
+  };
+  std::vector<Caller> callers;
+  for (std::int64_t i = 0; i < 16; ++i) {
+    const std::int64_t batch = 1 + i % 4, length = 1 + i * i % 73;
+    callers.push_back({random_tensor({batch, length, 32}, store.random()), Tensor(DType::f32, {batch, length, 32}),
+                       Tensor(DType::f32, {batch, length, 32})});
+    run(callers.back(), callers.back().right);
+  }
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
+  for (const Caller& caller : callers) {
     threads.emplace_back([&] {
-      for (int round = 0; round < 20; ++round) {
-        Tensor out(DType::f32, {3, 60, 32});
-        MultiHeadAttentionInputs inputs = layer.inputs();
-        inputs.out = out;
-        attention.run(inputs);
-        if (!same_bits(expected, out)) ++wrong;
+      for (int round = 0; round < 25; ++round) {
+        fill(caller.out, 7.0);
+        run(caller, caller.out);
+        if (!same_bits(caller.right, caller.out)) ++wrong;
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
 }
+
+// Every place in 64 bytes that an element can have, of inputs, weights and out.
+TEST_P(MultiHeadAttentionSweep, AnyAlignment) {
+  const auto at = [](const TensorView& from, std::int64_t shift) {
+    Tensor::Sizes shape(from.shape.begin(), from.shape.begin() + from.rank), strides(shape.size());
+    std::int64_t stride = 1;
+    for (std::size_t i = shape.size(); i-- > 0; stride *= shape[i]) strides[i] = stride;
+    Tensor to(DType::f32, shape, strides, shift);
+    copy(from, to);
+    return to;
+  };
+  Case test;
+  test.spec = attention_layer_spec(32, 2);
+  test.batch = 2;
+  test.query_length = 21;
+  test.key_length = 35;
+  test.cross = true;
+  Layer layer(test, 23);
+  ASSERT_TRUE(layer.check(runtime()));
+  const Tensor right = layer.out().clone();
+  for (std::int64_t shift = 0; shift < 16; ++shift) {
+    MultiHeadAttentionWeights weights = layer.weights();
+    TensorView* const views[] = {&weights.query,      &weights.key,      &weights.value,      &weights.output,
+                                 &weights.query_bias, &weights.key_bias, &weights.value_bias, &weights.output_bias};
+    std::vector<Tensor> owners;
+    for (TensorView* const view : views) {
+      owners.push_back(at(*view, (shift + 3 * static_cast<std::int64_t>(owners.size())) % 16));
+      *view = owners.back();
+    }
+    MultiHeadAttentionInputs inputs = layer.inputs();
+    const Tensor query = at(inputs.query, shift), key = at(inputs.key, (5 * shift + 1) % 16),
+                 out = at(inputs.out, (7 * shift + 2) % 16);
+    inputs.query = query, inputs.key = key, inputs.out = out;
+    fill(out, 7.0);
+    MultiHeadAttention(test.spec, weights, runtime()).run(inputs);
+    EXPECT_TRUE(same_bits(right, out)) << "shift " << shift << ": " << first_difference(right, out);
+    EXPECT_TRUE(out.surroundings_intact());
+  }
+}
+
+#if defined(__linux__)
+// Address space of which only a few pages are ever touched.
+TEST_P(MultiHeadAttentionSweep, StridesBeyond32Bits) {
+  constexpr std::int64_t far = (std::int64_t{1} << 32) + 48;
+  Case test;
+  test.spec = attention_layer_spec(16, 2);
+  test.batch = 2;
+  test.query_length = 3;
+  test.key_length = 3;
+  test.cross = true;
+  Layer layer(test, 24);
+  ASSERT_TRUE(layer.check(runtime()));
+  const Tensor right = layer.out().clone();
+  const MultiHeadAttention attention(test.spec, layer.weights(), runtime());
+  for (int which = 0; which < 3; ++which)
+    for (const int dimension : {0, 1, 2})
+      for (const std::int64_t stride : {far, -far}) {
+        MultiHeadAttentionInputs inputs = layer.inputs();
+        TensorView& operand = which == 0 ? inputs.query : which == 1 ? inputs.key : inputs.out;
+        const std::int64_t steps = operand.shape[static_cast<std::size_t>(dimension)] - 1;
+        const auto bytes = static_cast<std::size_t>(far * steps + 4096) * sizeof(float);
+        void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) GTEST_SKIP() << "no address space of " << bytes << " bytes";
+        TensorView view = operand;
+        view.data = static_cast<float*>(memory) + (stride < 0 ? far * steps : 0);
+        view.strides[static_cast<std::size_t>(dimension)] = stride;
+        copy(operand, view);
+        operand = view;
+        attention.run(inputs);
+        EXPECT_TRUE(same_bits(right, inputs.out))
+            << "operand " << which << ", dimension " << dimension << ", stride " << stride;
+        munmap(memory, bytes);
+      }
+}
+#endif
 
 TEST(MultiHeadAttention, CanBeCancelled) {
   Case test;
@@ -395,6 +558,8 @@ TEST(MultiHeadAttention, ErrorsNameTheField) {
   inputs.key_lengths = lengths;
   POLYHEAD_EXPECT_ERROR(ErrorCode::unsupported, "workspace", with_lengths.run(inputs, options));
 }
+
+POLYHEAD_INSTANTIATE_EVERY_ISA(MultiHeadAttentionSweep);
 
 }  // namespace
 }  // namespace polyhead::testing

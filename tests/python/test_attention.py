@@ -206,6 +206,43 @@ def test_empty_sizes(generator, batch, rows, columns):
     assert out.shape == (*batch, 3, rows, 16) and not out.any()
 
 
+def test_empty_sizes_of_the_other_functions(generator):
+    draw = lambda *shape: generator.standard_normal(shape, np.float32)
+    for batch, rows, columns in [(0, 5, 7), (2, 0, 7), (2, 5, 0), (0, 0, 0)]:
+        q, k, v = draw(batch, rows, 4, 8), draw(batch, columns, 2, 8), draw(batch, columns, 2, 6)
+        out, lse, _ = polyhead.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+        assert out.shape == (batch, rows, 4, 6) and not out.any()
+        assert lse.shape == (batch, 4, rows) and (lse == -np.inf).all()
+        weights = polyhead.attention_weights(q.swapaxes(1, 2), k.swapaxes(1, 2))
+        assert weights.shape == (batch, 4, rows, columns) and not weights.any()
+        merged, merged_lse = polyhead.merge(out, lse.swapaxes(1, 2), out, lse.swapaxes(1, 2))
+        assert merged.shape == out.shape and not merged.any() and (merged_lse == -np.inf).all()
+        operation = polyhead.MultiHeadAttention(*(draw(12, 12) for _ in range(4)), heads=3)
+        y = operation(draw(batch, rows, 12), draw(batch, columns, 12))
+        assert y.shape == (batch, rows, 12) and not y.any()
+    for lengths, key_lengths in [([0, 0, 3], [2, 0, 0]), ([0], [0]), ([], [])]:
+        q, k = draw(sum(lengths), 4, 8), draw(sum(key_lengths), 2, 8)
+        ends = [np.concatenate([[0], np.cumsum(part)]).astype(np.int32) for part in (lengths, key_lengths)]
+        out = polyhead.flash_attn_varlen_func(q, k, k, *ends, 3, 3)
+        assert out.shape == q.shape and not out.any()
+    cache = polyhead.KvCache("paged", sequences=2, kv_heads=2, head_dim=8, page_tokens=4)
+    assert not cache.attention(draw(2, 4, 3, 8)).any()
+    cache.append(draw(2, 2, 0, 8), draw(2, 2, 0, 8))
+    cache.append(draw(0, 2, 3, 8), draw(0, 2, 3, 8))
+    assert cache.lengths == [0, 0]
+    assert cache.attention(draw(0, 4, 3, 8)).shape == (0, 4, 3, 8)
+    assert cache.attention(draw(2, 4, 0, 8)).shape == (2, 4, 0, 8)
+    # Lists of none, of which NumPy makes floats.
+    cache.append(draw(0, 2, 3, 8), draw(0, 2, 3, 8), sequences=[], lengths=())
+    assert cache.attention(draw(0, 4, 3, 8), sequences=[]).shape == (0, 4, 3, 8)
+    query, key = draw(2, 4, 3, 8), draw(2, 4, 5, 8)
+    assert polyhead.attention_weights(query, key, heads=[]).shape == (2, 0, 3, 5)
+    assert polyhead.attention_weights(query, key, rows=()).shape == (2, 4, 0, 5)
+    received = polyhead.attention_weights(query, key, rows=[], received=True)
+    assert received.shape == (2, 4, 5) and not received.any()
+    assert sdpa(query[:0], key[:0], key[:0], key_lengths=[], query_lengths=()).shape == (0, 4, 3, 8)
+
+
 def test_causal_is_top_left():
     query, key = np.zeros((1, 2, 4), np.float32), np.zeros((1, 5, 4), np.float32)
     value = np.arange(5, dtype=np.float32)[None, :, None]

@@ -54,6 +54,52 @@ def test_eight_python_threads(generator):
     assert not wrong
 
 
+def entries(generator, length):
+    """Calls of every function that computes, with arguments that are converted on the way in."""
+    draw = lambda *shape: generator.standard_normal(shape, np.float32)
+    query, key, value = draw(1, 4, length, 32), draw(1, 2, length, 32), draw(1, 2, length, 32)
+    mask = generator.standard_normal((length, length))  # float64
+    cache = polyhead.KvCache("paged", kv_heads=2, head_dim=32)
+    cache.append(key, value)
+    weights = [draw(64, 64) / 8 for _ in range(4)]
+    operation = polyhead.MultiHeadAttention(*weights, heads=4)
+    x = draw(1, length, 64)
+    blhd = [np.ascontiguousarray(tensor.swapaxes(1, 2)) for tensor in (query, key, value)]
+    ends = [0, length // 3, length]
+    out, lse = sdpa(query, key, value, enable_gqa=True, return_lse=True)
+    big = lambda array: array.astype(">f4")
+    return {
+        "sdpa": lambda: sdpa(big(query), key.copy(), big(value), mask.copy(), enable_gqa=True),
+        "weights": lambda: polyhead.attention_weights(big(query), big(key), mask.copy()),
+        "layer": lambda: operation(big(x), attn_mask=mask.copy()),
+        "cache": lambda: cache.attention(big(query), attn_mask=mask.copy(), is_causal=False),
+        "flash": lambda: polyhead.flash_attn_func(*map(big, blhd), causal=True),
+        "varlen": lambda: polyhead.flash_attn_varlen_func(*(big(tensor[0]) for tensor in blhd), list(ends), list(ends), length, length),
+        "merge": lambda: polyhead.merge(big(out), big(lse), big(out), big(lse))[0],
+    }
+
+
+def test_every_function_from_many_python_threads(generator):
+    """Temporary arrays come and go in all threads at once; each result is the serial one."""
+    calls = list(entries(generator, 40).values()) + list(entries(generator, 77).values())
+    expected = [call().tobytes() for call in calls]
+    wrong = []
+
+    def work(first):
+        for index in range(len(calls)):
+            place = (first + index) % len(calls)
+            for _ in range(5):
+                if calls[place]().tobytes() != expected[place]:
+                    wrong.append(place)
+
+    workers = [threading.Thread(target=work, args=(first,)) for first in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
 def test_threads_change_while_others_compute(generator, restored_threads):
     query = generator.standard_normal((1, 4, 64, 32), np.float32)
     expected = sdpa(query, query, query).tobytes()
@@ -77,10 +123,32 @@ def test_threads_change_while_others_compute(generator, restored_threads):
     assert not wrong
 
 
-def test_another_thread_makes_progress(generator, restored_threads):
+def long_call(name, generator):
+    draw = lambda *shape: generator.standard_normal(shape, np.float32)
+    if name == "sdpa":
+        query = draw(1, 16, 2048, 64)
+        return lambda: sdpa(query, query, query)
+    if name == "weights":
+        query = draw(1, 16, 1024, 64)
+        return lambda: polyhead.attention_weights(query, query, received=True)
+    if name == "layer":
+        operation = polyhead.MultiHeadAttention(*(draw(512, 512) / 20 for _ in range(4)), heads=8)
+        x = draw(2, 1024, 512)
+        return lambda: operation(x)
+    if name == "cache":
+        cache = polyhead.KvCache("paged", kv_heads=16, head_dim=64)
+        query = draw(1, 16, 1536, 64)
+        cache.append(query, query)
+        return lambda: cache.attention(query)
+    query = draw(1, 2048, 16, 64)
+    return lambda: polyhead.flash_attn_func(query, query, query)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "weights", "layer", "cache", "flash"])
+def test_another_thread_makes_progress(generator, restored_threads, name):
     """During one long call a second Python thread counts on; holding the lock would stop it dead."""
     polyhead.set_num_threads(1)
-    query = generator.standard_normal((1, 16, 2048, 64), np.float32)
+    call = long_call(name, generator)
     ticks, running = [], threading.Event()
 
     def count():
@@ -92,7 +160,7 @@ def test_another_thread_makes_progress(generator, restored_threads):
     counter = threading.Thread(target=count)
     counter.start()
     start = time.perf_counter()
-    sdpa(query, query, query)
+    call()
     end = time.perf_counter()
     running.clear()
     counter.join()
