@@ -42,8 +42,8 @@ struct AttentionSpec {
   bool length_invariant = false;
   // Scaled scores become softcap * tanh(score / softcap), before bias and mask. 0: they stay; else a positive finite number.
   double softcap = 0.0;
-  // alibi_slopes are given: alibi_slopes[h] * |t + o - s| is taken off the score, o being the causal offset (without causal
-  // offsets[b] where given, else 0).
+  // alibi_slopes are given: alibi_slopes[h] (or [b, h]) * |t + o - s| is taken off the score, o being the causal offset
+  // (without causal offsets[b] where given, else 0).
   bool has_alibi = false;
   // sink is given: exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0.
   bool has_sink = false;
@@ -68,7 +68,7 @@ struct AttentionInputs {
   TensorView offsets{};        // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
   TensorView boolean_mask{};   // bool or u8, broadcastable to [B, heads, T, S] (lower ranks align right); true = attend
   TensorView bias{};           // f32, broadcastable to [B, heads, T, S]
-  TensorView alibi_slopes{};   // f32 [heads], finite; given exactly when the spec has ALiBi
+  TensorView alibi_slopes{};   // f32 [heads], [B, heads] or [1, heads], finite; given exactly when the spec has ALiBi
   TensorView sink{};           // f32 [heads], logits; -inf is none; given exactly when the spec has a sink
   TensorView query_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. T; given exactly when the mask has query lengths
   // i32 or i64 [B + 1], given exactly when the mask is packed: 0, then the sum of the first i lengths.

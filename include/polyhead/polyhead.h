@@ -197,7 +197,7 @@ typedef struct polyhead_attention_spec {
   const polyhead_mask* mask; /* NULL: none; copied */
   int32_t length_invariant;  /* not 0: a row's bits do not depend on query_length either */
   double softcap;            /* scaled scores become softcap * tanh(score / softcap), before bias and mask; 0: they stay */
-  int32_t has_alibi;         /* alibi_slopes[h] * |t + o - s| is taken off the score, o being the causal offset */
+  int32_t has_alibi;         /* alibi_slopes[h] (or [b, h]) * |t + o - s| is taken off the score, o being the causal offset */
   int32_t has_sink;          /* exp(sink[h]) is added to the softmax's denominator */
   polyhead_precision precision;
 } polyhead_attention_spec;
@@ -215,7 +215,7 @@ typedef struct polyhead_attention_inputs {
   const polyhead_tensor* offsets;       /* i32 or i64 [B], exactly when the mask has offsets */
   const polyhead_tensor* boolean_mask;  /* bool or u8, broadcastable to [B, heads, T, S]; true = attend */
   const polyhead_tensor* bias;          /* f32, broadcastable to [B, heads, T, S] */
-  const polyhead_tensor* alibi_slopes;  /* f32 [heads], finite; exactly when the spec has ALiBi */
+  const polyhead_tensor* alibi_slopes;  /* f32 [heads] or [B, heads], finite; exactly when the spec has ALiBi */
   const polyhead_tensor* sink;          /* f32 [heads], logits, -inf for none; exactly when the spec has a sink */
   const polyhead_tensor* query_lengths; /* i32 or i64 [B], exactly when the mask has query lengths */
   /* i32 or i64 [B + 1], exactly when the mask is packed: 0, then the sum of the first i lengths. Sequence i is the queries

@@ -169,13 +169,23 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   inputs.key = inner_view(key.view(), geometry.kv_heads);
   inputs.value = inner_view(value.view(), geometry.kv_heads);
   inputs.out = inner_view(out.view(), geometry.heads);
-  if (slopes) inputs.alibi_slopes = heads_view(geometry, *slopes, "alibi_slopes");
   if (sinks) inputs.sink = heads_view(geometry, *sinks, "sink");
   BatchWalk walk(geometry.batch_rank, geometry.batch_shape);
   walk.add(&inputs.query, geometry.batch_strides(query.view(), 3, "query"));
   walk.add(&inputs.key, geometry.batch_strides(key.view(), 3, "key"));
   walk.add(&inputs.value, geometry.batch_strides(value.view(), 3, "value"));
   walk.add(&inputs.out, geometry.batch_strides(out.view(), 3, "out"));
+  if (slopes) {
+    const TensorView& view = slopes->view();
+    if (view.rank >= 2 && view.shape[view.rank - 1] == geometry.heads) {
+      expect_f32(*slopes, "alibi_slopes");
+      inputs.alibi_slopes = TensorView(view.data, DType::f32, {1, geometry.heads});
+      inputs.alibi_slopes.strides[1] = view.strides[view.rank - 1];
+      walk.add(&inputs.alibi_slopes, geometry.batch_strides(view, 1, "alibi_slopes"));
+    } else {
+      inputs.alibi_slopes = heads_view(geometry, *slopes, "alibi_slopes");
+    }
+  }
   TensorView* given_mask = nullptr;
   if (mask) {
     given_mask = &place_of_mask(*mask, options.mask, inputs);
@@ -258,7 +268,7 @@ query_segments, key_segments: int32 or int64 [..., L] and [..., S], the document
 each other. block_mask: bool or uint8, broadcastable to [..., heads, ceil(L / queries), ceil(S / keys)] with block_size=(queries,
 keys): False hides a whole block.
 softcap: scaled scores become softcap * tanh(score / softcap), before anything is added to or hides them; 0: they stay.
-alibi_slopes: float32 [heads]; alibi_slopes[h] * |t - s| is taken off the score of query t and key s.
+alibi_slopes: float32 [heads] or [..., heads]; alibi_slopes[h] * |t - s| is taken off the score of query t and key s.
 sink: float32 [heads]; exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0. -inf: none.
 out: [..., heads, L, E] of query's data type, written to and returned; must not overlap an input. Without it a new array is made, a
 PyTorch tensor when query is one, else a NumPy array.

@@ -127,9 +127,13 @@ nb::object run(nb::handle q, const BorrowedArray& query, int batch_rank, Attenti
   if (!given.alibi_slopes.is_none()) {
     slopes.emplace(given.alibi_slopes, "alibi_slopes");
     expect_f32(*slopes, "alibi_slopes");
-    if (slopes->view().rank != 1 || slopes->view().shape[0] != inputs.query.shape[1]) {
-      throw invalid("alibi_slopes: is " + describe_array(slopes->view()) + ", expected float32[" +
-                    std::to_string(inputs.query.shape[1]) + "], a number for each query head");
+    const TensorView& view = slopes->view();
+    const std::int64_t batch = mask.is_packed ? static_cast<std::int64_t>(diagonals.size()) : inputs.query.shape[0];
+    if (view.rank < 1 || view.rank > 2 || view.shape[view.rank - 1] != inputs.query.shape[1] ||
+        (view.rank == 2 && view.shape[0] != batch)) {
+      const std::string heads = std::to_string(inputs.query.shape[1]);
+      throw invalid("alibi_slopes: is " + describe_array(view) + ", expected float32[" + heads + "] or float32[" +
+                    std::to_string(batch) + ", " + heads + "], a number for each query head");
     }
     options.has_alibi = true;
     inputs.alibi_slopes = slopes->view();
@@ -275,7 +279,7 @@ kv heads a divisor of heads. NumPy arrays or PyTorch tensors of any strides, rea
 Returns out [batch, length, heads, v's dim] of q's data type, and with return_attn_probs=True (out, float32 softmax_lse
 [batch, heads, length], None).
 causal is bottom-right: the last query sees the last key. window_size (left, right) is inclusive, -1 is no limit, and counts from
-the same diagonal, as alibi_slopes (float32 [heads]) does. A query that sees no key gives zeros. deterministic changes nothing:
+the same diagonal, as alibi_slopes (float32 [heads] or [batch, heads]) does. A query that sees no key gives zeros. deterministic changes nothing:
 results always are. dropout_p: 0, nothing else. out: written to and returned. precision: "strict" or "fast".)";
 
 constexpr const char* varlen_documentation =

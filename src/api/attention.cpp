@@ -40,6 +40,7 @@ using api::check_precision;
 using api::check_tensor;
 using api::fail;
 using api::read_heads;
+using api::read_heads_of_items;
 
 bool is_served(DType dtype) {
   const std::vector<DType>& served = dispatch::attention_dtypes();
@@ -337,7 +338,8 @@ class AttentionPlanState {
     }
     plan::ScoreOperands& scores = operands.scores;
     if (spec_.has_alibi) {
-      scores.alibi_slopes = read_heads("alibi_slopes", inputs.alibi_slopes, spec_.heads, false, &scores.alibi_stride);
+      scores.alibi_slopes = read_heads_of_items("alibi_slopes", inputs.alibi_slopes, shape.batch, spec_.heads,
+                                                &scores.alibi_batch_stride, &scores.alibi_stride);
     }
     if (spec_.has_sink) scores.sink = read_heads("sink", inputs.sink, spec_.heads, true, &scores.sink_stride);
     return operands;

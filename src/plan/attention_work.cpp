@@ -116,7 +116,7 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
     args.bias_key_stride = scores.bias_strides[3];
   }
   if (scores.alibi_slopes) {
-    args.alibi_slopes = at(scores.alibi_slopes, head * scores.alibi_stride);
+    args.alibi_slopes = at(scores.alibi_slopes, mask_batch * scores.alibi_batch_stride + head * scores.alibi_stride);
     args.alibi_stride = scores.alibi_stride;
     args.alibi_offset = region.keys.offset;
   }

@@ -57,9 +57,9 @@ struct ScoreOperands {
   const std::uint8_t* boolean_mask = nullptr;
   const float* bias = nullptr;
   std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
-  const float* alibi_slopes = nullptr;  // [heads]
+  const float* alibi_slopes = nullptr;  // [batch, heads]
   const float* sink = nullptr;          // [heads]
-  std::ptrdiff_t alibi_stride = 0, sink_stride = 0;
+  std::ptrdiff_t alibi_batch_stride = 0, alibi_stride = 0, sink_stride = 0;
   BlockMask block_mask;  // of the mask's block sizes
 };
 

@@ -244,6 +244,12 @@ TEST(AttentionInputErrors, NameTheInput) {
       {"alibi_slopes of other heads",
        [](AttentionInputs& i) { i.alibi_slopes = resized(i.alibi_slopes, 0, 2); },
        {"alibi_slopes", "2", "4"}},
+      {"alibi_slopes of another batch",
+       [](AttentionInputs& i) {
+         i.alibi_slopes = resized(resized(with_rank(i.alibi_slopes, 2), 0, 3), 1, 4);
+         i.alibi_slopes.strides[0] = i.alibi_slopes.strides[1] = 0;
+       },
+       {"alibi_slopes", "f32[3, 4]", "f32[2, 4]"}},
       {"a sink of one head", [](AttentionInputs& i) { i.sink = resized(i.sink, 0, 1); }, {"sink", "1", "4"}},
       {"a bias of other queries", [](AttentionInputs& i) { i.bias = resized(i.bias, 2, 5); }, {"bias", "5", "6"}},
       {"a bias of another batch", [](AttentionInputs& i) { i.bias = resized(i.bias, 0, 3); }, {"bias", "3", "2"}},
@@ -337,6 +343,12 @@ TEST(AttentionInputErrors, NumbersOfHeadsThatMeanNothingNameTheHead) {
       const std::string place = "[" + std::to_string(head) + "]";
       EXPECT_TRUE(refuses([&] { AttentionPlan(test.spec, any_runtime()).run(test.inputs()); }, ErrorCode::invalid_argument,
                           {"alibi_slopes" + place, "finite"}));
+      test.alibi_slopes = Tensor(DType::f32, {2, 4});
+      fill(test.alibi_slopes, 0.5);
+      EXPECT_NO_THROW(AttentionPlan(test.spec, any_runtime()).run(test.inputs()));
+      test.alibi_slopes.set({1, head}, number);
+      EXPECT_TRUE(refuses([&] { AttentionPlan(test.spec, any_runtime()).run(test.inputs()); }, ErrorCode::invalid_argument,
+                          {"alibi_slopes[1, " + std::to_string(head) + "]", "finite"}));
       test = good_case();
       test.sink.set({head}, number);
       const auto run = [&] { AttentionPlan(test.spec, any_runtime()).run(test.inputs()); };

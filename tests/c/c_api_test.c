@@ -218,6 +218,9 @@ static void test_scores(const polyhead_runtime* runtime) {
 
   slope[2] = (float)NAN;
   FAILS(POLYHEAD_INVALID_ARGUMENT, "alibi_slopes[2] is nan", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  slope_view.rank = 2, slope_view.shape[1] = slope_view.shape[0], slope_view.shape[0] = 1;
+  slope_view.strides[1] = slope_view.strides[0], slope_view.strides[0] = 0;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "alibi_slopes[0, 2] is nan", polyhead_attention_plan_run(plan, &p.inputs, NULL));
   slope[2] = 0.0f, sink[1] = (float)HUGE_VAL;
   FAILS(POLYHEAD_INVALID_ARGUMENT, "sink[1] is inf", polyhead_attention_plan_run(plan, &p.inputs, NULL));
   p.inputs.sink = NULL;

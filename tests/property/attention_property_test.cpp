@@ -121,7 +121,10 @@ AttentionCase random_case(std::uint64_t seed) {
   if (random.chance(0.2)) spec.precision = Precision::fast;
   if (random.chance(0.4)) spec.dtype = random.choice(attention_dtypes());
   AttentionCase test = make_case(spec, random);
-  if (spec.has_alibi && random.chance(0.5)) fill_normal(test.alibi_slopes, random, random.choice({1e-3, 0.3, 10.0}));
+  if (spec.has_alibi && random.chance(0.4))
+    test.alibi_slopes = Tensor(DType::f32, {random.chance(0.2) ? 1 : spec.batch, spec.heads});
+  if (spec.has_alibi && (test.alibi_slopes.view().rank == 2 || random.chance(0.5)))
+    fill_normal(test.alibi_slopes, random, random.choice({1e-3, 0.3, 10.0}));
   if (spec.has_sink && random.chance(0.2)) fill_normal(test.sink, random, 100);
   if (random.chance(0.15)) fill_normal(test.query, random, random.choice({0.01, 8.0, 100.0}));
   if (spec.mask.has_boolean) {

@@ -132,6 +132,16 @@ def test_flash_attn_func(generator, rows, columns, options):
     assert polyhead.flash_attn_func(q, k, v, **options_of(options)).tobytes() == out.tobytes()
 
 
+def test_flash_attn_slopes_of_batch_items(generator):
+    q, k, v = (generator.standard_normal((3, rows, 4, 16), np.float32) for rows in (6, 9, 9))
+    slopes = 0.3 * generator.standard_normal((3, 4), np.float32)
+    items = [polyhead.flash_attn_func(q[i : i + 1], k[i : i + 1], v[i : i + 1], alibi_slopes=slopes[i]) for i in range(3)]
+    assert polyhead.flash_attn_func(q, k, v, alibi_slopes=slopes).tobytes() == np.concatenate(items).tobytes()
+    packed = [array.reshape(-1, 4, 16) for array in (q, k, v)]
+    out = polyhead.flash_attn_varlen_func(*packed, [0, 6, 12, 18], [0, 9, 18, 27], 6, 9, alibi_slopes=slopes)
+    assert out.tobytes() == np.concatenate(items).tobytes()
+
+
 @pytest.mark.parametrize("options", FLASH)
 @pytest.mark.parametrize("used", [False, True])
 def test_flash_attn_varlen_func(generator, options, used):
@@ -174,7 +184,7 @@ def test_flash_attn_names_what_is_wrong(generator):
         ({"k": q[:, :3], "v": q[:, :3]}, "k: has 3 heads, expected a divisor of q's 4"),
         ({"v": q[:4]}, "v: the length is 4, expected 5"),
         ({"window_size": (-2, 0)}, r"window_size: is \(-2, 0\)"),
-        ({"alibi_slopes": np.zeros((2, 4), np.float32)}, r"alibi_slopes: is float32\[2, 4\], expected float32\[4\]"),
+        ({"alibi_slopes": np.zeros((3, 4), np.float32)}, r"alibi_slopes: is float32\[3, 4\], expected float32\[4\] or float32\[2, 4\]"),
         ({"seqused_k": [2, 4]}, r"seqused_k\[1\]: is 4, expected 0 to 3"),
         ({"out": np.zeros((5, 4, 9), np.float32)}, r"out: is float32\[5, 4, 9\], expected float32\[5, 4, 8\]"),
     ]:

@@ -129,7 +129,7 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
         for (int64_t e = 0; e < value_dim; ++e) value_size[s] = std::max(value_size[s], std::fabs(v[e]));
       }
       const Visibility visible(inputs, mask, query_length, key_length, b, h);
-      const double slope = options.has_alibi ? broadcast_element(inputs.alibi_slopes, 0, 0, 0, h) : 0;
+      const double slope = options.has_alibi ? broadcast_element(inputs.alibi_slopes, 0, 0, b, h) : 0;
       const double sink = options.has_sink ? broadcast_element(inputs.sink, 0, 0, 0, h) : -infinity;
       for (int64_t t = 0; t < query_length; ++t) {
         const int64_t row = (b * heads + h) * query_length + t;
@@ -205,6 +205,8 @@ AttentionInputs sequence_inputs(const AttentionInputs& inputs, int64_t i) {
     if (!numbers->empty()) *numbers = testing::slice(*numbers, 0, i, i + 1);
   for (TensorView* mask : {&one.boolean_mask, &one.bias, &one.block_mask})
     if (mask->rank == 4 && mask->shape[0] != 1) *mask = testing::slice(*mask, 0, i, i + 1);
+  if (one.alibi_slopes.rank == 2 && one.alibi_slopes.shape[0] != 1)
+    one.alibi_slopes = testing::slice(one.alibi_slopes, 0, i, i + 1);
   return one;
 }
 
