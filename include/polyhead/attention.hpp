@@ -4,7 +4,8 @@
 //     (heads / kv_heads)
 //
 // over the keys s that the mask allows; a row with no allowed key is 0 and its lse is -inf. On request scores are capped
-// (softcap), fall with distance (ALiBi), and share the softmax with a sink.
+// (softcap), fall with distance (ALiBi) or follow a table of relative positions (RelativeBias), and share the softmax with a
+// sink.
 #pragma once
 
 #include <atomic>
@@ -18,6 +19,7 @@
 #include "polyhead/export.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
+#include "polyhead/relative_bias.hpp"
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
 
@@ -48,6 +50,9 @@ struct AttentionSpec {
   // sink is given: exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0.
   bool has_sink = false;
   Precision precision = Precision::strict;
+  // relative_bias_table is given and says what is added to scores; in the place of a bias tensor. Swin's goes with what has no
+  // order: without causal, window, offsets and ALiBi, over lengths of at most height * width, and not over a cache.
+  RelativeBias relative_bias{};
 };
 
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
@@ -80,6 +85,8 @@ struct AttentionInputs {
   // bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)]; true = attend; given exactly when
   // the mask has blocks. The blocks of a packed sequence begin with its own first query and key.
   TensorView block_mask{};
+  // f32 [relative_bias.table_rows(), heads], given exactly when the spec has a relative bias. -inf excludes, as in a bias.
+  TensorView relative_bias_table{};
 };
 
 class KvCache;
@@ -100,6 +107,7 @@ struct CachedAttentionInputs {
   TensorView bias{};
   TensorView alibi_slopes{};
   TensorView sink{};
+  TensorView relative_bias_table{};
 };
 
 struct RunOptions {
@@ -144,6 +152,7 @@ struct AttentionOptions {
   bool has_alibi = false;
   bool has_sink = false;
   Precision precision = Precision::strict;
+  RelativeBias relative_bias{};
 };
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options = {});
 

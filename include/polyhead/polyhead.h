@@ -173,6 +173,25 @@ typedef struct polyhead_mask {
 
 /* ---- attention ---- */
 
+/* A bias that a learned table gives by how query and key lie to each other; the formulas are in polyhead/relative_bias.hpp and
+ * docs/semantics.md. */
+typedef int32_t polyhead_relative_bias_kind;
+enum {
+  POLYHEAD_RELATIVE_NONE = 0,
+  POLYHEAD_RELATIVE_T5 = 1,  /* by distance in buckets; the table is f32 [buckets, heads] */
+  POLYHEAD_RELATIVE_SWIN = 2 /* by rows and columns of a window; the table is f32 [(2 height - 1) (2 width - 1), heads] */
+};
+
+typedef struct polyhead_relative_bias {
+  size_t struct_size;
+  polyhead_relative_bias_kind kind;
+  int32_t bidirectional; /* T5: keys behind the query have buckets of their own */
+  int64_t buckets;       /* T5 */
+  int64_t max_distance;  /* T5 */
+  int64_t height;        /* Swin */
+  int64_t width;         /* Swin */
+} polyhead_relative_bias;
+
 /* How exact attention has to be; docs/semantics.md states both bounds. */
 typedef int32_t polyhead_precision;
 enum {
@@ -200,6 +219,7 @@ typedef struct polyhead_attention_spec {
   int32_t has_alibi;         /* alibi_slopes[h] (or [b, h]) * |t + o - s| is taken off the score, o being the causal offset */
   int32_t has_sink;          /* exp(sink[h]) is added to the softmax's denominator */
   polyhead_precision precision;
+  const polyhead_relative_bias* relative_bias; /* NULL: none; copied. In the place of a bias */
 } polyhead_attention_spec;
 
 /* Views are logical [batch, heads, length, dim] with any strides; a tensor that is not given is NULL. An output that overlaps
@@ -228,6 +248,7 @@ typedef struct polyhead_attention_inputs {
   const polyhead_tensor* key_segments;   /* the same [B, S] or [1, S] */
   const polyhead_tensor*
       block_mask; /* bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)] */
+  const polyhead_tensor* relative_bias_table; /* exactly when the spec has a relative bias */
 } polyhead_attention_inputs;
 
 typedef struct polyhead_attention_plan polyhead_attention_plan;
@@ -256,6 +277,7 @@ typedef struct polyhead_attention_options {
   int32_t has_alibi;
   int32_t has_sink;
   polyhead_precision precision;
+  const polyhead_relative_bias* relative_bias;
 } polyhead_attention_options;
 
 /* One call: takes the plan for the inputs' shapes from the runtime's cache, or makes it, and runs it. options may be NULL. */
@@ -387,6 +409,7 @@ typedef struct polyhead_cached_attention_inputs {
   const polyhead_tensor* bias;
   const polyhead_tensor* alibi_slopes;
   const polyhead_tensor* sink;
+  const polyhead_tensor* relative_bias_table;
 } polyhead_cached_attention_inputs;
 
 /* The plan's mask has key lengths, which are the cache's; over a ring it is causal, bottom-right, and its key_length is the

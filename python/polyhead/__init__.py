@@ -28,6 +28,7 @@ from ._polyhead import (
 )
 from ._information import info
 from .multi_head_attention import MultiHeadAttention
+from .relative_bias import SwinBias, T5Bias
 from .sentence_encoder import SentenceEncoder
 from .torch_multi_head_attention import TorchMultiHeadAttention
 
@@ -42,6 +43,8 @@ __all__ = [
     "MultiHeadAttention",
     "OutOfMemoryError",
     "SentenceEncoder",
+    "SwinBias",
+    "T5Bias",
     "TorchMultiHeadAttention",
     "UnsupportedError",
     "__version__",

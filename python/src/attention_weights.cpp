@@ -38,7 +38,7 @@ TensorView view_of(const std::optional<BorrowedArray>& array) {
 
 nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle attn_mask, bool is_causal,
                       std::optional<double> scale, nb::handle heads, nb::handle rows, bool received, nb::handle key_lengths,
-                      double softcap, nb::handle alibi_slopes, nb::handle sink) {
+                      double softcap, nb::handle alibi_slopes, nb::handle sink, nb::handle relative_bias) {
   const BorrowedArray query = borrow_operand(query_array, "query"), key = borrow_operand(key_array, "key");
   const std::optional<BorrowedArray> mask = borrow_mask(attn_mask), lengths = borrow_integers(key_lengths, "key_lengths"),
                                      chosen_heads = borrow_integers(heads, "heads"),
@@ -49,6 +49,7 @@ nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle a
   options.softcap = softcap;
   options.has_alibi = slopes.has_value();
   options.has_sink = sinks.has_value();
+  const std::optional<BorrowedArray> table = borrow_relative_bias(relative_bias, options.relative_bias);
   if (is_causal) options.mask.causality = Causal::top_left;
   options.mask.has_key_lengths = lengths.has_value();
   AttentionInputs inputs;
@@ -57,6 +58,7 @@ nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle a
   inputs.key_lengths = view_of(lengths);
   inputs.alibi_slopes = view_of(slopes);
   inputs.sink = view_of(sinks);
+  inputs.relative_bias_table = view_of(table);
   if (mask) place_of_mask(*mask, options.mask, inputs) = mask->view();
   AttentionWeightsRequest request;
   request.heads = view_of(chosen_heads);
@@ -91,11 +93,12 @@ of weights for each thread. The other arguments are those of scaled_dot_product_
 void register_attention_weights(nb::module_& module) {
   module.def("attention_weights", &weights_of,
              nb::sig("def attention_weights(query, key, attn_mask=None, is_causal=False, scale=None, *, heads=None, rows=None, "
-                     "received=False, key_lengths=None, softcap=0.0, alibi_slopes=None, sink=None)"),
+                     "received=False, key_lengths=None, softcap=0.0, alibi_slopes=None, sink=None, relative_bias=None)"),
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("attn_mask") = nb::none(), nb::arg("is_causal") = false,
              nb::arg("scale") = nb::none(), nb::kw_only(), nb::arg("heads") = nb::none(), nb::arg("rows") = nb::none(),
              nb::arg("received") = false, nb::arg("key_lengths") = nb::none(), nb::arg("softcap") = 0.0,
-             nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(), documentation);
+             nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(), nb::arg("relative_bias") = nb::none(),
+             documentation);
 }
 
 }  // namespace polyhead::python

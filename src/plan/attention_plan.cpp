@@ -65,7 +65,7 @@ struct AttentionPlan::Lease {
   std::unique_ptr<Lease> next;
   std::unique_ptr<graph::Execution> execution;  // made by the first run that needs threads
   platform::AlignedBuffer own_workspace;        // made by the first run that brings none
-  platform::AlignedBuffer side;
+  platform::AlignedBuffer side, bias;
   SequenceTable sequences;
   SequenceRun sequence_run;
   char* workspace = nullptr;  // of the run that holds the lease
@@ -165,6 +165,12 @@ SequenceTable& AttentionPlan::LeaseHandle::sequences() const {
 void* AttentionPlan::LeaseHandle::side_memory(std::size_t bytes) const {
   lease_->side.reserve(bytes);
   return lease_->side.data();
+}
+
+float* AttentionPlan::LeaseHandle::bias_memory(std::size_t bytes) const {
+  // A little more each time, so that lengths that grow step by step do not cost an allocation each.
+  if (bytes > lease_->bias.size()) lease_->bias.reserve(bytes + bytes / 4);
+  return lease_->bias.as<float>();
 }
 
 double AttentionPlan::estimate_ns(const AttentionOperands& operands) const {

@@ -34,6 +34,7 @@ struct ScoreChanges {
   double scale = 1.0;
   double softcap = 0.0;
   bool alibi = false, sink = false;
+  RelativeBias relative_bias{};
 };
 
 class AttentionPlan {
@@ -55,6 +56,8 @@ class AttentionPlan {
     SequenceTable& sequences() const;
     // Memory beyond the workspace, kept with the lease: for packing operands whose last dimension is not contiguous.
     void* side_memory(std::size_t bytes) const;
+    // Likewise for a bias by relative position.
+    float* bias_memory(std::size_t bytes) const;
     Lease& lease() const { return *lease_; }
 
    private:

@@ -36,6 +36,7 @@ AttentionOperands of_head(const AttentionOperands& operands, std::int64_t head) 
   ScoreOperands& scores = one.scores;
   if (scores.boolean_mask) scores.boolean_mask = at(scores.boolean_mask, head * scores.mask_strides[1]);
   if (scores.bias) scores.bias = at(scores.bias, head * scores.bias_strides[1]);
+  if (scores.relative.rows) scores.relative.rows = at(scores.relative.rows, head * scores.relative.head_stride);
   if (scores.block_mask.blocks) scores.block_mask.blocks = at(scores.block_mask.blocks, head * scores.block_mask.strides[1]);
   if (scores.alibi_slopes) scores.alibi_slopes = at(scores.alibi_slopes, head * scores.alibi_stride);
   if (scores.sink) scores.sink = at(scores.sink, head * scores.sink_stride);

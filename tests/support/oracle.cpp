@@ -45,6 +45,38 @@ int64_t position_integer(const TensorView& view, int64_t b, int64_t i) {
                                   : static_cast<const std::int64_t*>(view.data)[offset];
 }
 
+// T5's bucket of a key `distance` behind the query: where distances share buckets, the number of whole steps is found by
+// trying them, from the definition that step k begins at the distance own * (max_distance / own)^(k / steps).
+int64_t t5_bucket(const RelativeBias& bias, long double distance) {
+  int64_t count = bias.buckets, first = 0;
+  if (bias.bidirectional) {
+    count /= 2;
+    if (distance > 0) first = count;
+  } else {
+    distance = std::min(distance, 0.0L);
+  }
+  const long double far = std::fabs(distance);
+  const int64_t own = count / 2;
+  if (far < static_cast<long double>(own)) return first + static_cast<int64_t>(far);
+  const auto steps = static_cast<long double>(count - own);
+  int64_t step = 0;
+  while (own + step + 1 < count) {
+    const long double begins =
+        static_cast<long double>(own) * std::pow(static_cast<long double>(bias.max_distance) / static_cast<long double>(own),
+                                                 static_cast<long double>(step + 1) / steps);
+    if (far < begins * (1 - 1e-12L)) break;
+    ++step;
+  }
+  return first + own + step;
+}
+
+// The row of the table that says the bias of query t and key s, whose distance is `distance`.
+int64_t relative_row(const RelativeBias& bias, int64_t t, int64_t s, long double distance) {
+  if (bias.kind == RelativeBias::Kind::t5) return t5_bucket(bias, distance);
+  const int64_t down = t / bias.width - s / bias.width, right = t % bias.width - s % bias.width;
+  return (down + bias.height - 1) * (2 * bias.width - 1) + right + bias.width - 1;
+}
+
 // What the mask says about (b, h), with the scalars already read.
 class Visibility {
  public:
@@ -68,11 +100,11 @@ class Visibility {
     }
   }
 
-  // How far query t's place lies from key s.
-  double distance(int64_t t, int64_t s) const {
-    return std::fabs(
-        static_cast<double>(static_cast<long double>(t) + static_cast<long double>(offset_) - static_cast<long double>(s)));
+  // How far behind query t's place key s lies.
+  long double behind(int64_t t, int64_t s) const {
+    return static_cast<long double>(s) - (static_cast<long double>(t) + static_cast<long double>(offset_));
   }
+  double distance(int64_t t, int64_t s) const { return static_cast<double>(std::fabs(behind(t, s))); }
 
   bool operator()(int64_t t, int64_t s) const {
     if (t >= rows_ || s >= length_) return false;
@@ -150,9 +182,12 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
           score[i] = scale * dot;
           if (options.softcap > 0) score[i] = options.softcap * std::tanh(score[i] / options.softcap);
           if (options.has_alibi) score[i] -= slope * visible.distance(t, s);
-          if (mask.has_bias) {
+          if (mask.has_bias || options.relative_bias.given()) {
             // A bias of -inf masks the key, also where the score that it is added to is NaN.
-            const double bias = broadcast_element(inputs.bias, b, h, t, s);
+            const double bias = mask.has_bias
+                                    ? broadcast_element(inputs.bias, b, h, t, s)
+                                    : broadcast_element(inputs.relative_bias_table, 0, 0,
+                                                        relative_row(options.relative_bias, t, s, visible.behind(t, s)), h);
             score[i] = bias == -infinity ? -infinity : score[i] + bias;
           }
           seen[i] = score[i] != -infinity;
