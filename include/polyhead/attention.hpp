@@ -87,6 +87,12 @@ struct AttentionInputs {
   TensorView block_mask{};
   // f32 [relative_bias.table_rows(), heads], given exactly when the spec has a relative bias. -inf excludes, as in a bias.
   TensorView relative_bias_table{};
+  // i32 or i64 [B, pages of an item], optional: key and value are then pages [pages, kv_heads, tokens of a page, dim], and key
+  // s of batch item b is token s % tokens of page block_table[b, s / tokens], its value likewise. Both have pages equally far
+  // apart, and heads in one piece (last stride 1). The mask has key lengths; numbers beyond an item's length are not looked at.
+  // S is the room that a row of the table has. Not with what goes by sequences: query lengths, packed, prefix, segments,
+  // blocks.
+  TensorView block_table{};
 };
 
 class KvCache;

@@ -249,6 +249,10 @@ typedef struct polyhead_attention_inputs {
   const polyhead_tensor*
       block_mask; /* bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)] */
   const polyhead_tensor* relative_bias_table; /* exactly when the spec has a relative bias */
+  /* optional i32 or i64 [B, pages of an item]: key and value are pages [pages, kv_heads, tokens, dim] of equal distance, key s
+   * of item b is token s % tokens of page block_table[b, s / tokens]. The mask has key lengths and none of what goes by
+   * sequences. */
+  const polyhead_tensor* block_table;
 } polyhead_attention_inputs;
 
 typedef struct polyhead_attention_plan polyhead_attention_plan;

@@ -27,6 +27,7 @@ from ._polyhead import (
     set_num_threads,
 )
 from ._information import info
+from .flash_attention import flash_attn_with_kvcache
 from .multi_head_attention import MultiHeadAttention
 from .relative_bias import SwinBias, T5Bias
 from .sentence_encoder import SentenceEncoder
@@ -51,6 +52,7 @@ __all__ = [
     "attention_weights",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "get_num_threads",
     "info",
     "merge",

@@ -291,6 +291,17 @@ void register_kv_cache(nb::module_& module) {
       .def_prop_ro("sequences", [](const Cache& cache) { return cache.spec().sequences; })
       .def_prop_ro("kv_heads", [](const Cache& cache) { return cache.spec().kv_heads; })
       .def_prop_ro("head_dim", [](const Cache& cache) { return cache.spec().head_dim; })
+      .def_prop_ro("rotary",
+                   [](const Cache& cache) -> const char* {
+                     switch (cache.spec().rotary.style) {
+                       case Rotary::interleaved:
+                         return "interleaved";
+                       case Rotary::half_split:
+                         return "half_split";
+                       default:
+                         return nullptr;  // None
+                     }
+                   })
       .def_prop_ro("value_dim", [](const Cache& cache) { return cache.spec().value_dim; })
       .def("save", &save, nb::arg("path"), "Writes everything to a file; it is there only when it is complete.")
       .def_static("load", &load, nb::arg("path"),

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "api/block_table.hpp"
 #include "api/cached_attention.hpp"
 #include "api/checks.hpp"
 #include "api/entry.hpp"
@@ -229,7 +230,8 @@ class AttentionPlanState {
 
     TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
     const bool out_is_packed = !last_is_contiguous(out);
-    const std::size_t table_bytes = cached ? whole_lines(static_cast<std::size_t>(shape.batch) * sizeof(plan::KeyPages)) : 0;
+    const std::size_t table_bytes =
+        cached ? whole_lines(static_cast<std::size_t>(shape.batch) * sizeof(plan::KeyPages)) : api::block_table_bytes(inputs);
     const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out);
     char* const side = bytes + table_bytes > 0 ? static_cast<char*>(lease.side_memory(table_bytes + bytes)) : nullptr;
     if (bytes > 0) {
@@ -251,6 +253,7 @@ class AttentionPlanState {
     byte_strides(value, operands.value_strides);
     byte_strides(out, operands.out_strides);
     if (cached) api::read_cache(*cached, lease.key_lengths(), reinterpret_cast<plan::KeyPages*>(side), &operands);
+    if (!inputs.block_table.empty()) api::read_block_table(inputs, side, &operands);
     if (!inputs.lse.empty()) {
       operands.lse = static_cast<float*>(inputs.lse.data);
       byte_strides(inputs.lse, operands.lse_strides);
@@ -268,6 +271,9 @@ class AttentionPlanState {
                    const dispatch::KernelTable& kernels) const {
     if (spec_.mask.is_packed) {
       throw Error(ErrorCode::unsupported, "attention_weights: the mask is packed; expected a call for each sequence");
+    }
+    if (!inputs.block_table.empty()) {
+      throw Error(ErrorCode::unsupported, "attention_weights: block_table is given; expected keys that lie in key itself");
     }
     const plan::AttentionShape shape = check_query_and_key(inputs);
     const plan::AttentionPlan::LeaseHandle lease(plan_, nullptr);
@@ -427,6 +433,8 @@ class AttentionPlanState {
     shape.query_length = inputs.query.shape[2];
     if (cached) {
       shape.key_length = api::check_cache(spec_, *cached, shape.batch, shape.query_length);
+    } else if (!inputs.block_table.empty()) {
+      shape.key_length = api::check_block_table(spec_, inputs, shape.batch);
     } else {
       check_tensor("key", inputs.key, dtype, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
       shape.key_length = inputs.key.shape[2];
@@ -445,7 +453,7 @@ class AttentionPlanState {
 
   plan::AttentionShape check_shapes(const AttentionInputs& inputs, const CachedAttentionInputs* cached) const {
     const plan::AttentionShape shape = check_query_and_key(inputs, cached);
-    if (!cached) {
+    if (!cached && inputs.block_table.empty()) {
       check_tensor("value", inputs.value, spec_.dtype, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
     }
     check_tensor("out", inputs.out, spec_.dtype, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
@@ -492,6 +500,7 @@ class AttentionPlanState {
       check_no_overlap(output_name, output, "alibi_slopes", inputs.alibi_slopes);
       check_no_overlap(output_name, output, "sink", inputs.sink);
       check_no_overlap(output_name, output, "relative_bias_table", inputs.relative_bias_table);
+      check_no_overlap(output_name, output, "block_table", inputs.block_table);
     };
     check("out", inputs.out);
     if (inputs.lse.empty()) return;
@@ -633,6 +642,14 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
   check_size("value's value_dim", spec.value_dim, 1);
   fill_in_options(options, &spec);
   if (spec.mask.is_packed) measure_sequences(inputs, spec);
+  if (inputs.block_table.rank == 2) {
+    // A product that overflows is refused by the run.
+    std::int64_t room = 0;
+    constexpr std::int64_t most = std::int64_t{1} << 40;
+    if (!__builtin_mul_overflow(inputs.block_table.shape[1], inputs.key.shape[2], &room)) {
+      spec.key_length = bucket(std::clamp<std::int64_t>(room, 0, most));
+    }
+  }
   api::entry([&] { find_plan(runtime, spec)->run(inputs, {}); });
 }
 

@@ -253,6 +253,7 @@ polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* g
   result.key_segments = to_view(inputs.key_segments, "key_segments");
   result.block_mask = to_view(inputs.block_mask, "block_mask");
   result.relative_bias_table = to_view(inputs.relative_bias_table, "relative_bias_table");
+  result.block_table = to_view(inputs.block_table, "block_table");
   return result;
 }
 
