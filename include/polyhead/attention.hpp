@@ -142,8 +142,11 @@ class POLYHEAD_EXPORT AttentionPlan {
 
   std::size_t workspace_bytes() const noexcept;
   const AttentionSpec& spec() const noexcept;
-  // For people: the kernel and why it was chosen, blocks, key splits, tiles skipped / full / partial, work items, workspace.
+  // For people: the kernel and why it was chosen, blocks, key splits, tiles skipped / full / partial, work items, the time
+  // expected, what keeps it from something faster, workspace.
   std::string explain() const;
+  // The same facts as one JSON object; docs/architecture.md lists its members. Members may be added.
+  std::string explain_json() const;
 
  private:
   std::shared_ptr<const detail::AttentionPlanState> state_;

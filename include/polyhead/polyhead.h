@@ -271,6 +271,10 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_workspace_bytes(const po
 POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_explain(const polyhead_attention_plan* plan, char* buffer,
                                                                 size_t capacity, size_t* length);
 
+/* The same facts as one JSON object; docs/architecture.md lists its members. */
+POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_explain_json(const polyhead_attention_plan* plan, char* buffer,
+                                                                     size_t capacity, size_t* length);
+
 typedef struct polyhead_attention_options {
   size_t struct_size;
   int32_t has_scale;

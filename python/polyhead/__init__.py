@@ -26,7 +26,7 @@ from ._polyhead import (
     scaled_dot_product_attention,
     set_num_threads,
 )
-from ._information import info
+from ._information import explain, info
 from .flash_attention import flash_attn_with_kvcache
 from .multi_head_attention import MultiHeadAttention
 from .relative_bias import SwinBias, T5Bias
@@ -50,6 +50,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "attention_weights",
+    "explain",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",

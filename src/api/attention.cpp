@@ -535,7 +535,11 @@ const AttentionSpec& AttentionPlan::spec() const noexcept {
 }
 
 std::string AttentionPlan::explain() const {
-  return api::entry([&] { return state_->plan().explain(); });
+  return api::entry([&] { return plan::to_text(state_->plan().explanation()); });
+}
+
+std::string AttentionPlan::explain_json() const {
+  return api::entry([&] { return plan::to_json(state_->plan().explanation()); });
 }
 
 namespace {

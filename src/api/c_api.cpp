@@ -486,6 +486,11 @@ polyhead_status polyhead_attention_plan_explain(const polyhead_attention_plan* p
   return guarded([&] { write_text(required(plan, "plan")->value.explain(), buffer, capacity, length); });
 }
 
+polyhead_status polyhead_attention_plan_explain_json(const polyhead_attention_plan* plan, char* buffer, size_t capacity,
+                                                     size_t* length) {
+  return guarded([&] { write_text(required(plan, "plan")->value.explain_json(), buffer, capacity, length); });
+}
+
 polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
                                    const polyhead_attention_options* given) {
   return guarded([&] {

@@ -10,9 +10,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "graph/task_graph.hpp"
 #include "plan/attention_work.hpp"
+#include "plan/explanation.hpp"
 #include "platform/aligned_memory.hpp"
 
 namespace polyhead::plan {
@@ -72,13 +74,15 @@ class AttentionPlan {
   std::size_t workspace_bytes() const noexcept { return workspace_bytes_; }
   const MaskRoom& mask_room() const noexcept { return mask_room_; }  // of a run's operands
   graph::Scheduler& scheduler() const noexcept { return *scheduler_; }
-  std::string explain() const;
+  Explanation explanation() const;
 
  private:
   struct Run;
   void run_piece(const Run& run, std::int64_t piece, char* scratch) const;
   double estimate_ns(const AttentionOperands& operands) const;
-  std::string explain_tiles() const;
+  void count_tiles(Explanation& told) const;
+  std::vector<std::string> changes_of_every_score() const;
+  std::vector<std::string> why_not_faster(const Explanation& told) const;
 
   AttentionShape maximum_;
   Mask mask_;

@@ -280,6 +280,15 @@ TEST_P(RelativeTest, WeightsKnowThem) {
   }
 }
 
+TEST_P(RelativeTest, ExplainTellsThem) {
+  const auto explained = [&](const RelativeBias& bias) {
+    return AttentionPlan(with(attention_spec(1, 2, 2, 100, 100, 64, 64), bias), runtime()).explain();
+  };
+  EXPECT_NE(explained(RelativeBias::t5()).find("T5, 32 buckets"), std::string::npos);
+  EXPECT_NE(explained(RelativeBias::swin(10, 10)).find("Swin, windows of 10 x 10"), std::string::npos);
+  EXPECT_EQ(explained({}).find("relative"), std::string::npos);
+}
+
 POLYHEAD_INSTANTIATE_EVERY_ISA(RelativeTest);
 
 }  // namespace

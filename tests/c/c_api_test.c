@@ -145,7 +145,7 @@ static void test_attention(const polyhead_runtime* runtime) {
   polyhead_attention_plan* plan = NULL;
   polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
   polyhead_run_options run_options = POLYHEAD_INIT(polyhead_run_options);
-  char text[64];
+  char text[64], json[4000];
   size_t bytes = 0, text_length = 0;
   float plain[count];
   void* memory;
@@ -173,6 +173,8 @@ static void test_attention(const polyhead_runtime* runtime) {
   CHECK(text_length > 0 && strlen(text) <= text_length && strlen(text) < sizeof(text));
   SUCCEEDS(polyhead_attention_plan_explain(plan, NULL, 0, &bytes));
   CHECK(bytes == text_length);
+  SUCCEEDS(polyhead_attention_plan_explain_json(plan, json, sizeof(json), &text_length));
+  CHECK(text_length < sizeof(json) && json[0] == '{' && json[text_length - 1] == '}' && strstr(json, "\"heads\": 4") != NULL);
   polyhead_attention_plan_destroy(plan);
 
   /* The one-call form, causal. */
@@ -526,6 +528,7 @@ static void test_attention_errors(const polyhead_runtime* runtime) {
   FAILS(POLYHEAD_INVALID_ARGUMENT, "bytes", polyhead_attention_plan_workspace_bytes(plan, NULL));
   FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_workspace_bytes(NULL, &bytes));
   FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_explain(NULL, NULL, 0, &bytes));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_explain_json(NULL, NULL, 0, &bytes));
   p.inputs.key = NULL;
   FAILS(POLYHEAD_INVALID_ARGUMENT, "key is NULL", polyhead_attention_plan_run(plan, &p.inputs, NULL));
   p.inputs.key = &p.query_view;
