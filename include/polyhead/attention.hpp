@@ -177,16 +177,18 @@ POLYHEAD_EXPORT void attention(const Runtime& runtime, const CachedAttentionInpu
 
 // What attention_weights is asked for. Memory is that of the request and, for each thread, a megabyte or a row of weights.
 struct AttentionWeightsRequest {
-  TensorView heads{};     // i32 or i64 [n], query heads in any order; not given: all
-  TensorView rows{};      // i32 or i64 [m], queries in any order; not given: all
-  TensorView weights{};   // optional f32 [B, n, m, S]: the softmax's weights, 0 where a key is not allowed
+  TensorView heads{};  // i32 or i64 [n], query heads in any order; not given: all
+  TensorView rows{};   // i32 or i64 [m], queries in any order; not given: all
+  // Optional f32 [B, n, m, S]: the softmax's weights, 0 where a key is not allowed. Packed sequences: [1, n, m, all keys], rows
+  // and keys numbered through all of them.
+  TensorView weights{};
   TensorView received{};  // optional f32 [B, n, S]: their sum over the chosen rows
 };
 
 // The weights that attention with these inputs and options gives its values, for chosen heads and queries. inputs.value, out
 // and lse are not looked at. A row's weights and, with a sink, the sink's share add up to 1; a row without an allowed key has
 // weights of 0. At the cost of attention whose values are 256 numbers long. Bits do not depend on threads. Errors: as
-// attention, and unsupported for packed sequences.
+// attention, and unsupported for a block table.
 POLYHEAD_EXPORT void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options,
                                        const AttentionWeightsRequest& request);
 

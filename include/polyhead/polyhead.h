@@ -293,12 +293,14 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention(const polyhead_runtime* runti
                                                    const polyhead_attention_options* options);
 
 /* Attention weights of chosen heads and queries, and their sums over the queries. inputs->value, out and lse may be NULL.
- * Memory is allocated. Errors: as polyhead_attention, and unsupported for packed sequences. */
+ * Memory is allocated. Errors: as polyhead_attention, and unsupported for a block table. */
 typedef struct polyhead_attention_weights_request {
   size_t struct_size;
-  const polyhead_tensor* heads;    /* i32 or i64 [n], query heads; NULL: all */
-  const polyhead_tensor* rows;     /* i32 or i64 [m], queries; NULL: all */
-  const polyhead_tensor* weights;  /* optional f32 [B, n, m, S], written: 0 where a key is not allowed */
+  const polyhead_tensor* heads; /* i32 or i64 [n], query heads; NULL: all */
+  const polyhead_tensor* rows;  /* i32 or i64 [m], queries; NULL: all */
+  /* optional f32 [B, n, m, S], written: 0 where a key is not allowed. Packed sequences: [1, n, m, all keys], rows and keys
+   * numbered through all of them */
+  const polyhead_tensor* weights;
   const polyhead_tensor* received; /* optional f32 [B, n, S], written: the sum of the weights over the chosen queries */
 } polyhead_attention_weights_request;
 

@@ -269,9 +269,6 @@ class AttentionPlanState {
   // value, out and lse are not looked at.
   void run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
                    const dispatch::KernelTable& kernels) const {
-    if (spec_.mask.is_packed) {
-      throw Error(ErrorCode::unsupported, "attention_weights: the mask is packed; expected a call for each sequence");
-    }
     if (!inputs.block_table.empty()) {
       throw Error(ErrorCode::unsupported, "attention_weights: block_table is given; expected keys that lie in key itself");
     }
@@ -285,6 +282,8 @@ class AttentionPlanState {
     wanted.rows = rows.data();
     wanted.head_count = static_cast<std::int64_t>(heads.size());
     wanted.row_count = static_cast<std::int64_t>(rows.size());
+    wanted.batch = shape.batch;
+    wanted.key_count = shape.key_length;
     if (request.weights.empty() && request.received.empty()) {
       fail("weights", "not given, nor is received", "one of them at least");
     }
@@ -699,6 +698,7 @@ void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, co
   check_size("key's heads", spec.kv_heads, 1);
   check_size("query's head_dim", spec.head_dim, 1);
   fill_in_options(options, &spec);
+  if (spec.mask.is_packed) measure_sequences(inputs, spec);
   api::entry([&] {
     const detail::AttentionPlanState state(spec, runtime);
     state.run_weights(inputs, request, runtime.state()->kernels());

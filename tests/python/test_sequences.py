@@ -247,6 +247,29 @@ def test_block_mask(generator, shape, dtype):
         sdpa(query, key, value, enable_gqa=True, block_mask=blocks, block_size=(16, 8))
 
 
+def test_attention_weights_of_packed_sequences(generator):
+    query, key, _ = make(generator, batch=(1,), rows=14, columns=20)
+    ends = [0, 1, 10, 14], [0, 6, 6, 20]
+    packed = dict(cu_seqlens_q=ends[0], cu_seqlens_k=np.int32(ends[1]))
+    weights = polyhead.attention_weights(query, key, **packed)
+    assert weights.shape == (1, 4, 14, 20)
+    expected = np.zeros_like(weights)
+    for i in range(3):
+        rows, keys = (slice(side[i], side[i + 1]) for side in ends)
+        if keys.start < keys.stop:
+            expected[:, :, rows, keys] = polyhead.attention_weights(query[:, :, rows], key[:, :, keys])
+    np.testing.assert_allclose(weights, expected, atol=2e-6)
+    assert not weights[expected == 0].any()
+    some = polyhead.attention_weights(query, key, heads=[1], rows=[13, 0], **packed)
+    np.testing.assert_array_equal(some, weights[:, [1]][:, :, [13, 0]])
+    received = polyhead.attention_weights(query, key, received=True, **packed)
+    np.testing.assert_allclose(received, weights.sum(2), atol=1e-5)
+    with pytest.raises(ValueError, match="cu_seqlens_q and cu_seqlens_k: one of them is given"):
+        polyhead.attention_weights(query, key, cu_seqlens_q=[0, 14])
+    with pytest.raises(ValueError, match=r"cumulative_key_lengths\[1\] is 21, expected 0 to 20"):
+        polyhead.attention_weights(query, key, cu_seqlens_q=[0, 14], cu_seqlens_k=[0, 21])
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_weights(generator, causal):
     query, key, value = make(generator, rows=9, columns=20)

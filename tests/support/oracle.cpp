@@ -259,15 +259,17 @@ void put_rows(const Array& from, Array& to, int64_t begin) {
           from.values[static_cast<std::size_t>(h * length * width + i)];
 }
 
-// Each packed sequence alone. Rows of none see no key. Without weights, whose keys would be others' for each sequence.
-AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions options) {
+// Each packed sequence alone. Rows of none see no key.
+AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions options, bool with_weights) {
   options.mask.is_packed = false;
   const int64_t heads = inputs.query.shape[1], total = inputs.query.shape[2], value_dim = inputs.value.shape[3];
+  const int64_t total_keys = inputs.key.shape[2];
   AttentionResult all;
   all.out = Array({1, heads, total, value_dim});
   all.lse = Array({1, heads, total}, -infinity);
   all.score_magnitude = Array({1, heads, total});
   all.value_magnitude = Array({1, heads, total});
+  if (with_weights) all.weights = Array({1, heads, total, total_keys});
   for (int64_t h = 0; options.has_sink && h < heads; ++h)
     for (int64_t t = 0; t < total; ++t) {
       all.lse.values[static_cast<std::size_t>(h * total + t)] = broadcast_element(inputs.sink, 0, 0, 0, h);
@@ -275,12 +277,18 @@ AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions
   for (int64_t i = 0; i < sequence_count(inputs); ++i) {
     const AttentionInputs one = sequence_inputs(inputs, i);
     const AttentionResult result =
-        attention_of(to_array(one.query), to_array(one.key), to_array(one.value), options, one, false);
+        attention_of(to_array(one.query), to_array(one.key), to_array(one.value), options, one, with_weights);
     const int64_t begin = batch_integer(inputs.cumulative_query_lengths, i);
     put_rows(result.out, all.out, begin);
     put_rows(result.lse, all.lse, begin);
     put_rows(result.score_magnitude, all.score_magnitude, begin);
     put_rows(result.value_magnitude, all.value_magnitude, begin);
+    const int64_t length = one.query.shape[2], keys = one.key.shape[2],
+                  key_begin = batch_integer(inputs.cumulative_key_lengths, i);
+    for (int64_t row = 0; with_weights && row < heads * length; ++row) {
+      const double* from = result.weights.row(row);
+      std::copy(from, from + keys, all.weights.row(row / length * total + begin + row % length) + key_begin);
+    }
   }
   return all;
 }
@@ -348,8 +356,7 @@ AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions&
   AttentionOptions scaled = options;
   if (!scaled.scale) scaled.scale = 1 / std::sqrt(static_cast<double>(inputs.query.shape[3]));
   if (scaled.mask.is_packed) {
-    assert(!with_weights);
-    return packed_attention(inputs, scaled);
+    return packed_attention(inputs, scaled, with_weights);
   }
   return attention_of(to_array(inputs.query), to_array(inputs.key), to_array(inputs.value), scaled, inputs, with_weights);
 }
