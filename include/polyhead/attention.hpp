@@ -4,7 +4,8 @@
 //     (heads / kv_heads)
 //
 // over the keys s that the mask allows; a row with no allowed key is 0 and its lse is -inf. On request scores are capped
-// (softcap), fall with distance (ALiBi), and share the softmax with a sink.
+// (softcap), fall with distance (ALiBi) or follow a table of relative positions (RelativeBias), and share the softmax with a
+// sink.
 #pragma once
 
 #include <atomic>
@@ -18,6 +19,7 @@
 #include "polyhead/export.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
+#include "polyhead/relative_bias.hpp"
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
 
@@ -42,12 +44,15 @@ struct AttentionSpec {
   bool length_invariant = false;
   // Scaled scores become softcap * tanh(score / softcap), before bias and mask. 0: they stay; else a positive finite number.
   double softcap = 0.0;
-  // alibi_slopes are given: alibi_slopes[h] * |t + o - s| is taken off the score, o being the causal offset (without causal
-  // offsets[b] where given, else 0).
+  // alibi_slopes are given: alibi_slopes[h] (or [b, h]) * |t + o - s| is taken off the score, o being the causal offset
+  // (without causal offsets[b] where given, else 0).
   bool has_alibi = false;
   // sink is given: exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0.
   bool has_sink = false;
   Precision precision = Precision::strict;
+  // relative_bias_table is given and says what is added to scores; in the place of a bias tensor. Swin's goes with what has no
+  // order: without causal, window, offsets and ALiBi, over lengths of at most height * width, and not over a cache.
+  RelativeBias relative_bias{};
 };
 
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
@@ -68,7 +73,7 @@ struct AttentionInputs {
   TensorView offsets{};        // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
   TensorView boolean_mask{};   // bool or u8, broadcastable to [B, heads, T, S] (lower ranks align right); true = attend
   TensorView bias{};           // f32, broadcastable to [B, heads, T, S]
-  TensorView alibi_slopes{};   // f32 [heads], finite; given exactly when the spec has ALiBi
+  TensorView alibi_slopes{};   // f32 [heads], [B, heads] or [1, heads], finite; given exactly when the spec has ALiBi
   TensorView sink{};           // f32 [heads], logits; -inf is none; given exactly when the spec has a sink
   TensorView query_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. T; given exactly when the mask has query lengths
   // i32 or i64 [B + 1], given exactly when the mask is packed: 0, then the sum of the first i lengths.
@@ -80,6 +85,14 @@ struct AttentionInputs {
   // bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)]; true = attend; given exactly when
   // the mask has blocks. The blocks of a packed sequence begin with its own first query and key.
   TensorView block_mask{};
+  // f32 [relative_bias.table_rows(), heads], given exactly when the spec has a relative bias. -inf excludes, as in a bias.
+  TensorView relative_bias_table{};
+  // i32 or i64 [B, pages of an item], optional: key and value are then pages [pages, kv_heads, tokens of a page, dim], and key
+  // s of batch item b is token s % tokens of page block_table[b, s / tokens], its value likewise. Both have pages equally far
+  // apart, and heads in one piece (last stride 1). The mask has key lengths; numbers beyond an item's length are not looked at.
+  // S is the room that a row of the table has. Not with what goes by sequences: query lengths, packed, prefix, segments,
+  // blocks.
+  TensorView block_table{};
 };
 
 class KvCache;
@@ -100,6 +113,7 @@ struct CachedAttentionInputs {
   TensorView bias{};
   TensorView alibi_slopes{};
   TensorView sink{};
+  TensorView relative_bias_table{};
 };
 
 struct RunOptions {
@@ -128,8 +142,11 @@ class POLYHEAD_EXPORT AttentionPlan {
 
   std::size_t workspace_bytes() const noexcept;
   const AttentionSpec& spec() const noexcept;
-  // For people: the kernel and why it was chosen, blocks, key splits, tiles skipped / full / partial, work items, workspace.
+  // For people: the kernel and why it was chosen, blocks, key splits, tiles skipped / full / partial, work items, the time
+  // expected, what keeps it from something faster, workspace.
   std::string explain() const;
+  // The same facts as one JSON object; docs/architecture.md lists its members. Members may be added.
+  std::string explain_json() const;
 
  private:
   std::shared_ptr<const detail::AttentionPlanState> state_;
@@ -144,6 +161,7 @@ struct AttentionOptions {
   bool has_alibi = false;
   bool has_sink = false;
   Precision precision = Precision::strict;
+  RelativeBias relative_bias{};
 };
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options = {});
 
@@ -159,16 +177,18 @@ POLYHEAD_EXPORT void attention(const Runtime& runtime, const CachedAttentionInpu
 
 // What attention_weights is asked for. Memory is that of the request and, for each thread, a megabyte or a row of weights.
 struct AttentionWeightsRequest {
-  TensorView heads{};     // i32 or i64 [n], query heads in any order; not given: all
-  TensorView rows{};      // i32 or i64 [m], queries in any order; not given: all
-  TensorView weights{};   // optional f32 [B, n, m, S]: the softmax's weights, 0 where a key is not allowed
+  TensorView heads{};  // i32 or i64 [n], query heads in any order; not given: all
+  TensorView rows{};   // i32 or i64 [m], queries in any order; not given: all
+  // Optional f32 [B, n, m, S]: the softmax's weights, 0 where a key is not allowed. Packed sequences: [1, n, m, all keys], rows
+  // and keys numbered through all of them.
+  TensorView weights{};
   TensorView received{};  // optional f32 [B, n, S]: their sum over the chosen rows
 };
 
 // The weights that attention with these inputs and options gives its values, for chosen heads and queries. inputs.value, out
 // and lse are not looked at. A row's weights and, with a sink, the sink's share add up to 1; a row without an allowed key has
 // weights of 0. At the cost of attention whose values are 256 numbers long. Bits do not depend on threads. Errors: as
-// attention, and unsupported for packed sequences.
+// attention, and unsupported for a block table.
 POLYHEAD_EXPORT void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options,
                                        const AttentionWeightsRequest& request);
 

@@ -173,6 +173,25 @@ typedef struct polyhead_mask {
 
 /* ---- attention ---- */
 
+/* A bias that a learned table gives by how query and key lie to each other; the formulas are in polyhead/relative_bias.hpp and
+ * docs/semantics.md. */
+typedef int32_t polyhead_relative_bias_kind;
+enum {
+  POLYHEAD_RELATIVE_NONE = 0,
+  POLYHEAD_RELATIVE_T5 = 1,  /* by distance in buckets; the table is f32 [buckets, heads] */
+  POLYHEAD_RELATIVE_SWIN = 2 /* by rows and columns of a window; the table is f32 [(2 height - 1) (2 width - 1), heads] */
+};
+
+typedef struct polyhead_relative_bias {
+  size_t struct_size;
+  polyhead_relative_bias_kind kind;
+  int32_t bidirectional; /* T5: keys behind the query have buckets of their own */
+  int64_t buckets;       /* T5 */
+  int64_t max_distance;  /* T5 */
+  int64_t height;        /* Swin */
+  int64_t width;         /* Swin */
+} polyhead_relative_bias;
+
 /* How exact attention has to be; docs/semantics.md states both bounds. */
 typedef int32_t polyhead_precision;
 enum {
@@ -197,9 +216,10 @@ typedef struct polyhead_attention_spec {
   const polyhead_mask* mask; /* NULL: none; copied */
   int32_t length_invariant;  /* not 0: a row's bits do not depend on query_length either */
   double softcap;            /* scaled scores become softcap * tanh(score / softcap), before bias and mask; 0: they stay */
-  int32_t has_alibi;         /* alibi_slopes[h] * |t + o - s| is taken off the score, o being the causal offset */
+  int32_t has_alibi;         /* alibi_slopes[h] (or [b, h]) * |t + o - s| is taken off the score, o being the causal offset */
   int32_t has_sink;          /* exp(sink[h]) is added to the softmax's denominator */
   polyhead_precision precision;
+  const polyhead_relative_bias* relative_bias; /* NULL: none; copied. In the place of a bias */
 } polyhead_attention_spec;
 
 /* Views are logical [batch, heads, length, dim] with any strides; a tensor that is not given is NULL. An output that overlaps
@@ -215,7 +235,7 @@ typedef struct polyhead_attention_inputs {
   const polyhead_tensor* offsets;       /* i32 or i64 [B], exactly when the mask has offsets */
   const polyhead_tensor* boolean_mask;  /* bool or u8, broadcastable to [B, heads, T, S]; true = attend */
   const polyhead_tensor* bias;          /* f32, broadcastable to [B, heads, T, S] */
-  const polyhead_tensor* alibi_slopes;  /* f32 [heads], finite; exactly when the spec has ALiBi */
+  const polyhead_tensor* alibi_slopes;  /* f32 [heads] or [B, heads], finite; exactly when the spec has ALiBi */
   const polyhead_tensor* sink;          /* f32 [heads], logits, -inf for none; exactly when the spec has a sink */
   const polyhead_tensor* query_lengths; /* i32 or i64 [B], exactly when the mask has query lengths */
   /* i32 or i64 [B + 1], exactly when the mask is packed: 0, then the sum of the first i lengths. Sequence i is the queries
@@ -228,6 +248,11 @@ typedef struct polyhead_attention_inputs {
   const polyhead_tensor* key_segments;   /* the same [B, S] or [1, S] */
   const polyhead_tensor*
       block_mask; /* bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)] */
+  const polyhead_tensor* relative_bias_table; /* exactly when the spec has a relative bias */
+  /* optional i32 or i64 [B, pages of an item]: key and value are pages [pages, kv_heads, tokens, dim] of equal distance, key s
+   * of item b is token s % tokens of page block_table[b, s / tokens]. The mask has key lengths and none of what goes by
+   * sequences. */
+  const polyhead_tensor* block_table;
 } polyhead_attention_inputs;
 
 typedef struct polyhead_attention_plan polyhead_attention_plan;
@@ -246,6 +271,10 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_workspace_bytes(const po
 POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_explain(const polyhead_attention_plan* plan, char* buffer,
                                                                 size_t capacity, size_t* length);
 
+/* The same facts as one JSON object; docs/architecture.md lists its members. */
+POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_explain_json(const polyhead_attention_plan* plan, char* buffer,
+                                                                     size_t capacity, size_t* length);
+
 typedef struct polyhead_attention_options {
   size_t struct_size;
   int32_t has_scale;
@@ -256,6 +285,7 @@ typedef struct polyhead_attention_options {
   int32_t has_alibi;
   int32_t has_sink;
   polyhead_precision precision;
+  const polyhead_relative_bias* relative_bias;
 } polyhead_attention_options;
 
 /* One call: takes the plan for the inputs' shapes from the runtime's cache, or makes it, and runs it. options may be NULL. */
@@ -263,12 +293,14 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention(const polyhead_runtime* runti
                                                    const polyhead_attention_options* options);
 
 /* Attention weights of chosen heads and queries, and their sums over the queries. inputs->value, out and lse may be NULL.
- * Memory is allocated. Errors: as polyhead_attention, and unsupported for packed sequences. */
+ * Memory is allocated. Errors: as polyhead_attention, and unsupported for a block table. */
 typedef struct polyhead_attention_weights_request {
   size_t struct_size;
-  const polyhead_tensor* heads;    /* i32 or i64 [n], query heads; NULL: all */
-  const polyhead_tensor* rows;     /* i32 or i64 [m], queries; NULL: all */
-  const polyhead_tensor* weights;  /* optional f32 [B, n, m, S], written: 0 where a key is not allowed */
+  const polyhead_tensor* heads; /* i32 or i64 [n], query heads; NULL: all */
+  const polyhead_tensor* rows;  /* i32 or i64 [m], queries; NULL: all */
+  /* optional f32 [B, n, m, S], written: 0 where a key is not allowed. Packed sequences: [1, n, m, all keys], rows and keys
+   * numbered through all of them */
+  const polyhead_tensor* weights;
   const polyhead_tensor* received; /* optional f32 [B, n, S], written: the sum of the weights over the chosen queries */
 } polyhead_attention_weights_request;
 
@@ -387,6 +419,7 @@ typedef struct polyhead_cached_attention_inputs {
   const polyhead_tensor* bias;
   const polyhead_tensor* alibi_slopes;
   const polyhead_tensor* sink;
+  const polyhead_tensor* relative_bias_table;
 } polyhead_cached_attention_inputs;
 
 /* The plan's mask has key lengths, which are the cache's; over a ring it is causal, bottom-right, and its key_length is the

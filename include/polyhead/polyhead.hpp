@@ -9,6 +9,7 @@
 #include "polyhead/merge.hpp"
 #include "polyhead/multi_head_attention.hpp"
 #include "polyhead/precision.hpp"
+#include "polyhead/relative_bias.hpp"
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
 #include "polyhead/transformer.hpp"

@@ -26,8 +26,10 @@ from ._polyhead import (
     scaled_dot_product_attention,
     set_num_threads,
 )
-from ._information import info
+from ._information import explain, info
+from .flash_attention import flash_attn_with_kvcache
 from .multi_head_attention import MultiHeadAttention
+from .relative_bias import SwinBias, T5Bias
 from .sentence_encoder import SentenceEncoder
 from .torch_multi_head_attention import TorchMultiHeadAttention
 
@@ -42,12 +44,16 @@ __all__ = [
     "MultiHeadAttention",
     "OutOfMemoryError",
     "SentenceEncoder",
+    "SwinBias",
+    "T5Bias",
     "TorchMultiHeadAttention",
     "UnsupportedError",
     "__version__",
     "attention_weights",
+    "explain",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "get_num_threads",
     "info",
     "merge",

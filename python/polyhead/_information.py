@@ -1,5 +1,6 @@
-"""What Polyhead runs on: info()."""
+"""What Polyhead runs on, info(), and how it would compute, explain()."""
 
+import json
 import pathlib
 import platform
 
@@ -13,6 +14,42 @@ def info() -> dict:
     {"level", "type", "bytes"} of the first CPU, empty where the system does not tell; description, the same for people.
     """
     return {**_polyhead._info(), "cpu": _cpu_name(), "caches": _caches()}
+
+
+def explain(
+    *,
+    heads,
+    query_length,
+    key_length,
+    head_dim,
+    batch=1,
+    kv_heads=None,
+    value_dim=None,
+    dtype="float32",
+    causal=None,
+    window=(-1, -1),
+    masks=(),
+    block_size=None,
+    scale=None,
+    softcap=0.0,
+    alibi=False,
+    sink=False,
+    relative_bias=None,
+    length_invariant=False,
+    precision="strict",
+    text=False,
+):
+    """How attention of these sizes would be computed: kernel, tiles, pieces, expected time, what keeps it from being faster.
+
+    causal: None, "top_left", "bottom_right" or "offset". window: (left, right), -1 is no limit. masks: names of the mask's other
+    parts, "key_lengths", "query_lengths", "offsets", "packed", "prefix", "segments", "boolean", "bias". block_size: (queries,
+    keys) of a block mask. Returns a dict, whose members docs/architecture.md lists, or with text=True the same for people.
+    """
+    told = _polyhead._explain(
+        batch, heads, kv_heads, query_length, key_length, head_dim, value_dim, dtype, causal, tuple(window), list(masks),
+        block_size, scale, softcap, alibi, sink, relative_bias, length_invariant, precision, text,
+    )
+    return told if text else json.loads(told)
 
 
 def _cpu_name() -> str:

@@ -111,7 +111,8 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
                                         nb::handle alibi_slopes, nb::handle sink, nb::handle precision,
                                         nb::handle query_lengths, bool return_lse, nb::handle prefix_lengths,
                                         nb::handle query_segments, nb::handle key_segments, nb::handle block_mask,
-                                        std::optional<std::pair<std::int64_t, std::int64_t>> block_size) {
+                                        std::optional<std::pair<std::int64_t, std::int64_t>> block_size,
+                                        nb::handle relative_bias) {
   if (dropout_p != 0) {
     throw Error(ErrorCode::unsupported,
                 "dropout_p: is " + std::to_string(dropout_p) + ", expected 0 (Polyhead runs inference only)");
@@ -163,19 +164,31 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   options.has_alibi = slopes.has_value();
   options.has_sink = sinks.has_value();
   options.precision = to_precision(precision);
+  const std::optional<BorrowedArray> table = borrow_relative_bias(relative_bias, options.relative_bias);
   if (is_causal) options.mask.causality = Causal::top_left;
   AttentionInputs inputs;
   inputs.query = inner_view(query.view(), geometry.heads);
   inputs.key = inner_view(key.view(), geometry.kv_heads);
   inputs.value = inner_view(value.view(), geometry.kv_heads);
   inputs.out = inner_view(out.view(), geometry.heads);
-  if (slopes) inputs.alibi_slopes = heads_view(geometry, *slopes, "alibi_slopes");
   if (sinks) inputs.sink = heads_view(geometry, *sinks, "sink");
+  if (table) inputs.relative_bias_table = table->view();
   BatchWalk walk(geometry.batch_rank, geometry.batch_shape);
   walk.add(&inputs.query, geometry.batch_strides(query.view(), 3, "query"));
   walk.add(&inputs.key, geometry.batch_strides(key.view(), 3, "key"));
   walk.add(&inputs.value, geometry.batch_strides(value.view(), 3, "value"));
   walk.add(&inputs.out, geometry.batch_strides(out.view(), 3, "out"));
+  if (slopes) {
+    const TensorView& view = slopes->view();
+    if (view.rank >= 2 && view.shape[view.rank - 1] == geometry.heads) {
+      expect_f32(*slopes, "alibi_slopes");
+      inputs.alibi_slopes = TensorView(view.data, DType::f32, {1, geometry.heads});
+      inputs.alibi_slopes.strides[1] = view.strides[view.rank - 1];
+      walk.add(&inputs.alibi_slopes, geometry.batch_strides(view, 1, "alibi_slopes"));
+    } else {
+      inputs.alibi_slopes = heads_view(geometry, *slopes, "alibi_slopes");
+    }
+  }
   TensorView* given_mask = nullptr;
   if (mask) {
     given_mask = &place_of_mask(*mask, options.mask, inputs);
@@ -258,8 +271,10 @@ query_segments, key_segments: int32 or int64 [..., L] and [..., S], the document
 each other. block_mask: bool or uint8, broadcastable to [..., heads, ceil(L / queries), ceil(S / keys)] with block_size=(queries,
 keys): False hides a whole block.
 softcap: scaled scores become softcap * tanh(score / softcap), before anything is added to or hides them; 0: they stay.
-alibi_slopes: float32 [heads]; alibi_slopes[h] * |t - s| is taken off the score of query t and key s.
+alibi_slopes: float32 [heads] or [..., heads]; alibi_slopes[h] * |t - s| is taken off the score of query t and key s.
 sink: float32 [heads]; exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0. -inf: none.
+relative_bias: polyhead.T5Bias or polyhead.SwinBias, a bias by relative position out of a table, instead of a floating-point
+attn_mask.
 out: [..., heads, L, E] of query's data type, written to and returned; must not overlap an input. Without it a new array is made, a
 PyTorch tensor when query is one, else a NumPy array.
 return_lse: returns (out, lse), lse float32 [..., heads, L] being the natural log of each softmax's denominator (polyhead.merge).
@@ -277,7 +292,7 @@ void register_attention(nb::module_& module) {
                      "scale=None, enable_gqa=False, *, key_lengths=None, out=None, softcap=0.0, alibi_slopes=None, sink=None, "
                      "precision='strict', query_lengths=None, return_lse=False, prefix_lengths=None, query_segments=None, "
                      "key_segments=None, "
-                     "block_mask=None, block_size=None)"),
+                     "block_mask=None, block_size=None, relative_bias=None)"),
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(), nb::arg("attn_mask") = nb::none(),
              nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false, nb::arg("scale") = nb::none(),
              nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(), nb::arg("out") = nb::none(),
@@ -285,7 +300,7 @@ void register_attention(nb::module_& module) {
              nb::arg("precision").none() = "strict", nb::arg("query_lengths") = nb::none(), nb::arg("return_lse") = false,
              nb::arg("prefix_lengths") = nb::none(), nb::arg("query_segments") = nb::none(),
              nb::arg("key_segments") = nb::none(), nb::arg("block_mask") = nb::none(), nb::arg("block_size") = nb::none(),
-             documentation);
+             nb::arg("relative_bias") = nb::none(), documentation);
 }
 
 }  // namespace polyhead::python

@@ -1,7 +1,10 @@
 #include "attention_operands.hpp"
 
+#include <nanobind/stl/pair.h>
+
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "errors.hpp"
 
@@ -40,6 +43,35 @@ std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* ar
     throw_type_error(std::string(argument) + ": data type is " + python_name(dtype) + ", expected int32 or int64");
   }
   return result;
+}
+
+std::optional<BorrowedArray> borrow_relative_bias(nb::handle relative_bias, RelativeBias& bias) {
+  if (relative_bias.is_none()) return std::nullopt;
+  const nb::module_ package = nb::module_::import_("polyhead.relative_bias");
+  const bool is_t5 = nb::isinstance(relative_bias, package.attr("T5Bias"));
+  if (!is_t5 && !nb::isinstance(relative_bias, package.attr("SwinBias"))) {
+    throw_type_error("relative_bias: is " + std::string(nb::repr(relative_bias).c_str()) +
+                     ", expected polyhead.T5Bias, polyhead.SwinBias or None");
+  }
+  std::optional<BorrowedArray> table(std::in_place, relative_bias.attr("table"), "relative_bias.table");
+  expect_f32(*table, "relative_bias.table");
+  if (table->view().rank != 2) {
+    throw invalid("relative_bias.table: is " + describe_array(table->view()) + ", expected float32[rows, heads]");
+  }
+  try {
+    if (is_t5) {
+      bias = RelativeBias::t5(table->view().shape[0], nb::cast<std::int64_t>(relative_bias.attr("max_distance")),
+                              nb::cast<bool>(relative_bias.attr("bidirectional")));
+    } else {
+      const auto window = nb::cast<std::pair<std::int64_t, std::int64_t>>(relative_bias.attr("window"));
+      bias = RelativeBias::swin(window.first, window.second);
+    }
+  } catch (const nb::cast_error&) {
+    throw_type_error(
+        "relative_bias: is " + std::string(nb::repr(relative_bias).c_str()) +
+        (is_t5 ? ", expected a bool as bidirectional and an integer as max_distance" : ", expected two integers as window"));
+  }
+  return table;
 }
 
 Precision to_precision(nb::handle precision) {

@@ -8,6 +8,7 @@
 #include "borrowed_array.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
+#include "polyhead/relative_bias.hpp"
 #include "polyhead/tensor.hpp"
 
 namespace polyhead::python {
@@ -26,6 +27,10 @@ TensorView& place_of_mask(const BorrowedArray& attn_mask, Mask& mask, Inputs& in
 
 // Integers (int32 or int64), an array or a Python sequence. None: nothing. Errors: TypeError, naming the argument.
 std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* argument);
+
+// relative_bias: a polyhead.T5Bias or SwinBias, whose table is returned and whose other fields go to `bias`. None: nothing.
+// Errors: TypeError for another object or element type.
+std::optional<BorrowedArray> borrow_relative_bias(nb::handle relative_bias, RelativeBias& bias);
 
 // precision: "strict" or "fast". Errors: invalid_argument for another text, TypeError for what is none.
 Precision to_precision(nb::handle precision);

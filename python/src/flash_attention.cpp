@@ -2,6 +2,8 @@
 //
 // Its conventions: heads come after positions; causal is bottom-right; windows and ALiBi count from that diagonal, causal or
 // not.
+#include "flash_attention.hpp"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -22,22 +24,6 @@
 
 namespace polyhead::python {
 
-namespace {
-
-// What both functions take beside the sequences.
-struct FlashOptions {
-  double dropout_p;
-  std::optional<double> softmax_scale;
-  bool causal;
-  std::pair<std::int64_t, std::int64_t> window_size;
-  double softcap;
-  nb::handle alibi_slopes;
-  bool return_attn_probs;
-  nb::handle out;
-  nb::handle precision;
-};
-
-// [..., positions, heads, dim] with `batch_rank` (0 or 1) leading dimensions as [batch, heads, positions, dim].
 TensorView heads_first(const TensorView& array, int batch_rank) {
   TensorView view = array;
   view.rank = 4;
@@ -50,8 +36,8 @@ TensorView heads_first(const TensorView& array, int batch_rank) {
   return view;
 }
 
-BorrowedArray borrow_operand(nb::handle array, const char* argument, int batch_rank) {
-  BorrowedArray operand(array, argument);
+BorrowedArray borrow_flash_operand(nb::handle array, const char* argument, int batch_rank, Access access) {
+  BorrowedArray operand(array, argument, access);
   expect_attention_type(operand, argument);
   if (operand.view().rank == batch_rank + 3) return operand;
   throw invalid(std::string(argument) + ": is " + describe_array(operand.view()) + ", expected " +
@@ -64,7 +50,6 @@ void expect_equal(std::int64_t size, std::int64_t expected, const char* argument
                 std::to_string(expected) + " as in " + other);
 }
 
-// Integers of any integer type the library takes, as 64-bit ones.
 std::vector<std::int64_t> read_integers(nb::handle array, const char* argument) {
   const std::optional<BorrowedArray> borrowed = borrow_integers(array, argument);
   if (!borrowed) throw_type_error(std::string(argument) + ": is None, expected int32 or int64 numbers");
@@ -78,6 +63,8 @@ std::vector<std::int64_t> read_integers(nb::handle array, const char* argument) 
   }
   return numbers;
 }
+
+namespace {
 
 // cu_seqlens: 0, then where each sequence ends; the last at most `total`. `longest` is what the caller says of them.
 std::vector<std::int64_t> read_ends(nb::handle array, const char* argument, std::int64_t total, std::int64_t longest,
@@ -101,14 +88,14 @@ std::vector<std::int64_t> read_ends(nb::handle array, const char* argument, std:
   return ends;
 }
 
+}  // namespace
+
 TensorView view_of(const std::vector<std::int64_t>& numbers) {
   return TensorView(numbers.data(), DType::i64, {static_cast<std::int64_t>(numbers.size())});
 }
 
-// Fills in what is the same for both functions, runs, and returns what flash-attn returns. inputs and mask know the sequences;
-// diagonals: offsets of the bottom-right diagonal, for windows and slopes without causal.
-nb::object run(nb::handle q, const BorrowedArray& query, int batch_rank, AttentionInputs inputs, Mask mask,
-               const FlashOptions& given, const std::vector<std::int64_t>& diagonals) {
+nb::object run_flash(nb::handle q, const BorrowedArray& query, int batch_rank, AttentionInputs inputs, Mask mask,
+                     const FlashOptions& given, const std::vector<std::int64_t>& diagonals) {
   if (given.dropout_p != 0) {
     throw Error(ErrorCode::unsupported,
                 "dropout_p: is " + std::to_string(given.dropout_p) + ", expected 0 (Polyhead runs inference only)");
@@ -127,9 +114,13 @@ nb::object run(nb::handle q, const BorrowedArray& query, int batch_rank, Attenti
   if (!given.alibi_slopes.is_none()) {
     slopes.emplace(given.alibi_slopes, "alibi_slopes");
     expect_f32(*slopes, "alibi_slopes");
-    if (slopes->view().rank != 1 || slopes->view().shape[0] != inputs.query.shape[1]) {
-      throw invalid("alibi_slopes: is " + describe_array(slopes->view()) + ", expected float32[" +
-                    std::to_string(inputs.query.shape[1]) + "], a number for each query head");
+    const TensorView& view = slopes->view();
+    const std::int64_t batch = mask.is_packed ? static_cast<std::int64_t>(diagonals.size()) : inputs.query.shape[0];
+    if (view.rank < 1 || view.rank > 2 || view.shape[view.rank - 1] != inputs.query.shape[1] ||
+        (view.rank == 2 && view.shape[0] != batch)) {
+      const std::string heads = std::to_string(inputs.query.shape[1]);
+      throw invalid("alibi_slopes: is " + describe_array(view) + ", expected float32[" + heads + "] or float32[" +
+                    std::to_string(batch) + ", " + heads + "], a number for each query head");
     }
     options.has_alibi = true;
     inputs.alibi_slopes = slopes->view();
@@ -174,6 +165,8 @@ nb::object run(nb::handle q, const BorrowedArray& query, int batch_rank, Attenti
   return nb::make_tuple(result, lse_result, nb::none());
 }
 
+namespace {
+
 void expect_heads(const BorrowedArray& query, const BorrowedArray& key, const BorrowedArray& value, int batch_rank) {
   const TensorView &q = query.view(), &k = key.view(), &v = value.view();
   expect_same_type(key, "k", query, "q");
@@ -194,7 +187,8 @@ void expect_heads(const BorrowedArray& query, const BorrowedArray& key, const Bo
 nb::object flash_attn_func(nb::handle q, nb::handle k, nb::handle v, double dropout_p, std::optional<double> softmax_scale,
                            bool causal, std::pair<std::int64_t, std::int64_t> window_size, double softcap,
                            nb::handle alibi_slopes, bool, bool return_attn_probs, nb::handle out, nb::handle precision) {
-  const BorrowedArray query = borrow_operand(q, "q", 1), key = borrow_operand(k, "k", 1), value = borrow_operand(v, "v", 1);
+  const BorrowedArray query = borrow_flash_operand(q, "q", 1), key = borrow_flash_operand(k, "k", 1),
+                      value = borrow_flash_operand(v, "v", 1);
   expect_heads(query, key, value, 1);
   AttentionInputs inputs;
   inputs.query = heads_first(query.view(), 1);
@@ -202,9 +196,9 @@ nb::object flash_attn_func(nb::handle q, nb::handle k, nb::handle v, double drop
   inputs.value = heads_first(value.view(), 1);
   const std::vector<std::int64_t> diagonals(static_cast<std::size_t>(inputs.query.shape[0]),
                                             inputs.key.shape[2] - inputs.query.shape[2]);
-  return run(q, query, 1, inputs, Mask::none(),
-             {dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, out, precision},
-             diagonals);
+  return run_flash(q, query, 1, inputs, Mask::none(),
+                   {dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, out, precision},
+                   diagonals);
 }
 
 nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
@@ -216,7 +210,8 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
   if (!block_table.is_none()) {
     throw Error(ErrorCode::unsupported, "block_table: is given, expected None (keys and values lie in k and v themselves)");
   }
-  const BorrowedArray query = borrow_operand(q, "q", 0), key = borrow_operand(k, "k", 0), value = borrow_operand(v, "v", 0);
+  const BorrowedArray query = borrow_flash_operand(q, "q", 0), key = borrow_flash_operand(k, "k", 0),
+                      value = borrow_flash_operand(v, "v", 0);
   expect_heads(query, key, value, 0);
   AttentionInputs inputs;
   inputs.query = heads_first(query.view(), 0);
@@ -262,9 +257,9 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
   }
   std::vector<std::int64_t> diagonals(count);
   for (std::size_t i = 0; i < count; ++i) diagonals[i] = key_lengths[i] - query_lengths[i];
-  return run(q, query, 0, inputs, mask,
-             {dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, out, precision},
-             diagonals);
+  return run_flash(q, query, 0, inputs, mask,
+                   {dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs, out, precision},
+                   diagonals);
 }
 
 constexpr const char* documentation =
@@ -275,7 +270,7 @@ kv heads a divisor of heads. NumPy arrays or PyTorch tensors of any strides, rea
 Returns out [batch, length, heads, v's dim] of q's data type, and with return_attn_probs=True (out, float32 softmax_lse
 [batch, heads, length], None).
 causal is bottom-right: the last query sees the last key. window_size (left, right) is inclusive, -1 is no limit, and counts from
-the same diagonal, as alibi_slopes (float32 [heads]) does. A query that sees no key gives zeros. deterministic changes nothing:
+the same diagonal, as alibi_slopes (float32 [heads] or [batch, heads]) does. A query that sees no key gives zeros. deterministic changes nothing:
 results always are. dropout_p: 0, nothing else. out: written to and returned. precision: "strict" or "fast".)";
 
 constexpr const char* varlen_documentation =

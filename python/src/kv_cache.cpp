@@ -126,7 +126,7 @@ nb::object output(nb::handle given, const BorrowedArray& query, std::int64_t las
 
 nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb::handle attn_mask, bool is_causal,
                   std::optional<std::int64_t> window, std::optional<double> scale, double softcap, nb::handle alibi_slopes,
-                  nb::handle sink, nb::handle precision, nb::handle out) {
+                  nb::handle sink, nb::handle precision, nb::handle out, nb::handle relative_bias) {
   const BorrowedArray queries = borrow_rows(query, "query");
   const std::optional<BorrowedArray> which = borrow_integers(sequences, "sequences"), mask = borrow_mask(attn_mask);
   std::optional<BorrowedArray> slopes, sinks;
@@ -147,12 +147,14 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
   options.has_alibi = slopes.has_value();
   options.has_sink = sinks.has_value();
   options.precision = to_precision(precision);
+  const std::optional<BorrowedArray> table = borrow_relative_bias(relative_bias, options.relative_bias);
   CachedAttentionInputs inputs;
   inputs.query = queries.view();
   inputs.out = target.view();
   inputs.sequences = view_of(which);
   inputs.alibi_slopes = view_of(slopes);
   inputs.sink = view_of(sinks);
+  inputs.relative_bias_table = view_of(table);
   if (mask) place_of_mask(*mask, options.mask, inputs) = mask->view();
   const Runtime runtime = default_runtime();
   cache.read([&](const KvCache& held) {
@@ -237,6 +239,7 @@ void register_kv_cache(nb::module_& module) {
            nb::arg("attn_mask") = nb::none(), nb::arg("is_causal") = true, nb::arg("window") = nb::none(),
            nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sink") = nb::none(), nb::arg("precision") = "strict", nb::arg("out") = nb::none(),
+           nb::arg("relative_bias") = nb::none(),
            "query: float32 [batch, heads, T, head_dim], for the last T tokens when is_causal is set (its diagonal ends at the\n"
            "sequence's last token). window: how many keys a query may see, its own included. attn_mask broadcasts to [batch,\n"
            "heads, T, S], S being the longest sequence. Returns float32 [batch, heads, T, value_dim].")
@@ -288,6 +291,17 @@ void register_kv_cache(nb::module_& module) {
       .def_prop_ro("sequences", [](const Cache& cache) { return cache.spec().sequences; })
       .def_prop_ro("kv_heads", [](const Cache& cache) { return cache.spec().kv_heads; })
       .def_prop_ro("head_dim", [](const Cache& cache) { return cache.spec().head_dim; })
+      .def_prop_ro("rotary",
+                   [](const Cache& cache) -> const char* {
+                     switch (cache.spec().rotary.style) {
+                       case Rotary::interleaved:
+                         return "interleaved";
+                       case Rotary::half_split:
+                         return "half_split";
+                       default:
+                         return nullptr;  // None
+                     }
+                   })
       .def_prop_ro("value_dim", [](const Cache& cache) { return cache.spec().value_dim; })
       .def("save", &save, nb::arg("path"), "Writes everything to a file; it is there only when it is complete.")
       .def_static("load", &load, nb::arg("path"),

@@ -12,7 +12,9 @@ NB_MODULE(_polyhead, module) {
   polyhead::python::register_attention(module);
   polyhead::python::register_kv_cache(module);
   polyhead::python::register_attention_weights(module);
+  polyhead::python::register_explain(module);
   polyhead::python::register_flash_attention(module);
+  polyhead::python::register_flash_kvcache(module);
   polyhead::python::register_merge(module);
   polyhead::python::register_multi_head_attention(module);
   polyhead::python::register_bert(module);

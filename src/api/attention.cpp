@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "api/block_table.hpp"
 #include "api/cached_attention.hpp"
 #include "api/checks.hpp"
 #include "api/entry.hpp"
@@ -40,6 +41,7 @@ using api::check_precision;
 using api::check_tensor;
 using api::fail;
 using api::read_heads;
+using api::read_heads_of_items;
 
 bool is_served(DType dtype) {
   const std::vector<DType>& served = dispatch::attention_dtypes();
@@ -58,6 +60,44 @@ std::string served_dtypes() {
 
 void check_size(const char* name, std::int64_t value, std::int64_t least) {
   if (value < least) fail(name, std::to_string(value), std::to_string(least) + " or more");
+}
+
+void check_relative_bias(const AttentionSpec& spec) {
+  const RelativeBias& bias = spec.relative_bias;
+  constexpr std::int64_t most_buckets = 1 << 20, most_distance = 1 << 20, most_side = 1 << 15;  // far above any model's
+  const auto check = [](const char* field, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value >= least && value <= most) return;
+    fail((std::string("AttentionSpec.relative_bias.") + field).c_str(), std::to_string(value),
+         std::to_string(least) + " to " + std::to_string(most));
+  };
+  switch (bias.kind) {
+    case RelativeBias::Kind::none:
+      return;
+    case RelativeBias::Kind::t5: {
+      check("buckets", bias.buckets, bias.bidirectional ? 4 : 2, most_buckets);
+      if (bias.bidirectional && bias.buckets % 2 != 0) {
+        fail("AttentionSpec.relative_bias.buckets", std::to_string(bias.buckets), "an even number, since it is bidirectional");
+      }
+      check("max_distance", bias.max_distance, bias.buckets / (bias.bidirectional ? 4 : 2) + 1, most_distance);
+      break;
+    }
+    case RelativeBias::Kind::swin: {
+      check("height", bias.height, 1, most_side);
+      check("width", bias.width, 1, most_side);
+      const Mask& mask = spec.mask;
+      if (mask.causality != Causal::none || mask.has_offsets || mask.window_left != Mask::unbounded ||
+          mask.window_right != Mask::unbounded || spec.has_alibi) {
+        fail("AttentionSpec.relative_bias", "Swin's together with a causal alignment, a window, offsets or ALiBi",
+             "one without these, since positions of an image have no order");
+      }
+      break;
+    }
+    default:
+      fail("AttentionSpec.relative_bias.kind", std::to_string(static_cast<int>(bias.kind)), "a RelativeBias::Kind");
+  }
+  if (spec.mask.has_bias) {
+    fail("AttentionSpec.mask.has_bias", "true", "false beside a relative bias, which is in the place of a bias");
+  }
 }
 
 // Fills in what a spec leaves open, and checks it.
@@ -87,6 +127,7 @@ AttentionSpec resolve(AttentionSpec spec) {
   }
   check_mask("AttentionSpec.mask", spec.mask);
   check_precision("AttentionSpec.precision", spec.precision);
+  check_relative_bias(spec);
   if (!is_served(spec.dtype)) {
     throw Error(ErrorCode::unsupported,
                 std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves " + served_dtypes());
@@ -163,8 +204,10 @@ class AttentionPlanState {
  public:
   AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
       : spec_(resolve(spec)),
-        plan_(shape_of(spec_), spec_.mask, {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink},
-              spec_.length_invariant, spec_.precision, runtime.state()->kernels(), runtime.state()->scheduler()) {}
+        plan_(shape_of(spec_), spec_.mask,
+              {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink, spec_.relative_bias}, spec_.length_invariant,
+              spec_.precision, runtime.state()->kernels(), runtime.state()->scheduler()),
+        relative_(spec_.relative_bias) {}
 
   // With a cache, keys, values and lengths are its, and `inputs` has the rest.
   void run(const AttentionInputs& inputs, const RunOptions& options, const CachedAttentionInputs* cached = nullptr) const {
@@ -187,7 +230,8 @@ class AttentionPlanState {
 
     TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
     const bool out_is_packed = !last_is_contiguous(out);
-    const std::size_t table_bytes = cached ? whole_lines(static_cast<std::size_t>(shape.batch) * sizeof(plan::KeyPages)) : 0;
+    const std::size_t table_bytes =
+        cached ? whole_lines(static_cast<std::size_t>(shape.batch) * sizeof(plan::KeyPages)) : api::block_table_bytes(inputs);
     const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out);
     char* const side = bytes + table_bytes > 0 ? static_cast<char*>(lease.side_memory(table_bytes + bytes)) : nullptr;
     if (bytes > 0) {
@@ -209,10 +253,12 @@ class AttentionPlanState {
     byte_strides(value, operands.value_strides);
     byte_strides(out, operands.out_strides);
     if (cached) api::read_cache(*cached, lease.key_lengths(), reinterpret_cast<plan::KeyPages*>(side), &operands);
+    if (!inputs.block_table.empty()) api::read_block_table(inputs, side, &operands);
     if (!inputs.lse.empty()) {
       operands.lse = static_cast<float*>(inputs.lse.data);
       byte_strides(inputs.lse, operands.lse_strides);
     }
+    spread_relative_bias(inputs, lease, operands);
     plan_.run(lease, operands, options.cancel);
     if (out_is_packed) copy_tensor(plan_.scheduler(), out, inputs.out);
   }
@@ -223,8 +269,8 @@ class AttentionPlanState {
   // value, out and lse are not looked at.
   void run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
                    const dispatch::KernelTable& kernels) const {
-    if (spec_.mask.is_packed) {
-      throw Error(ErrorCode::unsupported, "attention_weights: the mask is packed; expected a call for each sequence");
+    if (!inputs.block_table.empty()) {
+      throw Error(ErrorCode::unsupported, "attention_weights: block_table is given; expected keys that lie in key itself");
     }
     const plan::AttentionShape shape = check_query_and_key(inputs);
     const plan::AttentionPlan::LeaseHandle lease(plan_, nullptr);
@@ -236,6 +282,8 @@ class AttentionPlanState {
     wanted.rows = rows.data();
     wanted.head_count = static_cast<std::int64_t>(heads.size());
     wanted.row_count = static_cast<std::int64_t>(rows.size());
+    wanted.batch = shape.batch;
+    wanted.key_count = shape.key_length;
     if (request.weights.empty() && request.received.empty()) {
       fail("weights", "not given, nor is received", "one of them at least");
     }
@@ -247,6 +295,7 @@ class AttentionPlanState {
       api::check_no_overlap(output_name, output, sequence_tensors(inputs));
       check_no_overlap(output_name, output, "alibi_slopes", inputs.alibi_slopes);
       check_no_overlap(output_name, output, "sink", inputs.sink);
+      check_no_overlap(output_name, output, "relative_bias_table", inputs.relative_bias_table);
       check_no_overlap(output_name, output, "heads", request.heads);
       check_no_overlap(output_name, output, "rows", request.rows);
     };
@@ -283,6 +332,7 @@ class AttentionPlanState {
     operands.key = key.data;
     byte_strides(query, operands.query_strides);
     byte_strides(key, operands.key_strides);
+    spread_relative_bias(inputs, lease, operands);
     plan::run_weights(operands, wanted, kernels, plan_.scheduler());
   }
 
@@ -313,6 +363,7 @@ class AttentionPlanState {
       shape.key_length = scores_shape.key_length;
     }
     check_maxima(shape, cached != nullptr);
+    check_window(shape);
 
     plan::AttentionOperands operands;
     operands.shape = shape;
@@ -337,10 +388,39 @@ class AttentionPlanState {
     }
     plan::ScoreOperands& scores = operands.scores;
     if (spec_.has_alibi) {
-      scores.alibi_slopes = read_heads("alibi_slopes", inputs.alibi_slopes, spec_.heads, false, &scores.alibi_stride);
+      scores.alibi_slopes = read_heads_of_items("alibi_slopes", inputs.alibi_slopes, shape.batch, spec_.heads,
+                                                &scores.alibi_batch_stride, &scores.alibi_stride);
     }
     if (spec_.has_sink) scores.sink = read_heads("sink", inputs.sink, spec_.heads, true, &scores.sink_stride);
     return operands;
+  }
+
+  // The last of the operands: how much of it there is depends on all others.
+  void spread_relative_bias(const AttentionInputs& inputs, const plan::AttentionPlan::LeaseHandle& lease,
+                            plan::AttentionOperands& operands) const {
+    if (!relative_.wanted()) return;
+    const TensorView& table = inputs.relative_bias_table;
+    const auto stride = [&](std::size_t i) {
+      return table.shape[i] == 1 ? std::ptrdiff_t{0} : table.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
+    };
+    const plan::RelativeSpread::Place place = relative_.place(operands);
+    operands.scores.relative = relative_.spread(place, {static_cast<const float*>(table.data), stride(0), stride(1)},
+                                                operands.shape.heads, lease.bias_memory(place.bytes));
+  }
+
+  // A window of an image has so many positions, in each batch item or sequence.
+  void check_window(const plan::AttentionShape& shape) const {
+    const RelativeBias& bias = spec_.relative_bias;
+    if (bias.kind != RelativeBias::Kind::swin) return;
+    const std::int64_t positions = bias.height * bias.width;
+    const auto check = [&](const char* name, std::int64_t length) {
+      if (length <= positions) return;
+      fail(name, std::to_string(length),
+           "at most " + std::to_string(positions) + ", the positions of a window of " + std::to_string(bias.height) + " x " +
+               std::to_string(bias.width));
+    };
+    check(spec_.mask.is_packed ? "the longest sequence's number of queries" : "query's length", shape.query_length);
+    check(spec_.mask.is_packed ? "the longest sequence's number of keys" : "key's length", shape.key_length);
   }
 
   // Shapes against the spec and each other; returns the tensors' shape.
@@ -352,6 +432,8 @@ class AttentionPlanState {
     shape.query_length = inputs.query.shape[2];
     if (cached) {
       shape.key_length = api::check_cache(spec_, *cached, shape.batch, shape.query_length);
+    } else if (!inputs.block_table.empty()) {
+      shape.key_length = api::check_block_table(spec_, inputs, shape.batch);
     } else {
       check_tensor("key", inputs.key, dtype, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
       shape.key_length = inputs.key.shape[2];
@@ -360,12 +442,17 @@ class AttentionPlanState {
     api::check_sequences_given(spec_.mask, sequence_tensors(inputs));
     api::check_given("alibi_slopes", inputs.alibi_slopes, spec_.has_alibi, "ALiBi", "spec");
     api::check_given("sink", inputs.sink, spec_.has_sink, "sink", "spec");
+    api::check_given("relative_bias_table", inputs.relative_bias_table, spec_.relative_bias.given(), "relative bias", "spec");
+    if (spec_.relative_bias.given()) {
+      check_tensor("relative_bias_table", inputs.relative_bias_table, DType::f32,
+                   {spec_.relative_bias.table_rows(), spec_.heads});
+    }
     return shape;
   }
 
   plan::AttentionShape check_shapes(const AttentionInputs& inputs, const CachedAttentionInputs* cached) const {
     const plan::AttentionShape shape = check_query_and_key(inputs, cached);
-    if (!cached) {
+    if (!cached && inputs.block_table.empty()) {
       check_tensor("value", inputs.value, spec_.dtype, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
     }
     check_tensor("out", inputs.out, spec_.dtype, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
@@ -411,6 +498,8 @@ class AttentionPlanState {
       api::check_no_overlap(output_name, output, sequence_tensors(inputs));
       check_no_overlap(output_name, output, "alibi_slopes", inputs.alibi_slopes);
       check_no_overlap(output_name, output, "sink", inputs.sink);
+      check_no_overlap(output_name, output, "relative_bias_table", inputs.relative_bias_table);
+      check_no_overlap(output_name, output, "block_table", inputs.block_table);
     };
     check("out", inputs.out);
     if (inputs.lse.empty()) return;
@@ -420,6 +509,7 @@ class AttentionPlanState {
 
   AttentionSpec spec_;
   plan::AttentionPlan plan_;
+  plan::RelativeSpread relative_;
 };
 
 }  // namespace detail
@@ -444,7 +534,11 @@ const AttentionSpec& AttentionPlan::spec() const noexcept {
 }
 
 std::string AttentionPlan::explain() const {
-  return api::entry([&] { return state_->plan().explain(); });
+  return api::entry([&] { return plan::to_text(state_->plan().explanation()); });
+}
+
+std::string AttentionPlan::explain_json() const {
+  return api::entry([&] { return plan::to_json(state_->plan().explanation()); });
 }
 
 namespace {
@@ -494,6 +588,7 @@ void fill_in_options(const AttentionOptions& options, AttentionSpec* spec) {
   spec->has_alibi = options.has_alibi;
   spec->has_sink = options.has_sink;
   spec->precision = options.precision;
+  spec->relative_bias = options.relative_bias;
 }
 
 // From the runtime's cache, or made for it.
@@ -514,6 +609,11 @@ std::shared_ptr<const detail::AttentionPlanState> find_plan(const Runtime& runti
        {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, mask.has_query_lengths, mask.is_packed,
         mask.has_prefix, mask.has_segments, spec.length_invariant, spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
+  }
+  const RelativeBias& relative = spec.relative_bias;
+  if (relative.given()) {
+    key.add(static_cast<std::uint64_t>(relative.kind) << 1 | static_cast<std::uint64_t>(relative.bidirectional));
+    key.add(relative.buckets).add(relative.max_distance).add(relative.height).add(relative.width);
   }
   key.add(flags << 16 | static_cast<std::uint64_t>(spec.dtype) << 8 | static_cast<std::uint64_t>(spec.precision));
   return runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
@@ -545,6 +645,14 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
   check_size("value's value_dim", spec.value_dim, 1);
   fill_in_options(options, &spec);
   if (spec.mask.is_packed) measure_sequences(inputs, spec);
+  if (inputs.block_table.rank == 2) {
+    // A product that overflows is refused by the run.
+    std::int64_t room = 0;
+    constexpr std::int64_t most = std::int64_t{1} << 40;
+    if (!__builtin_mul_overflow(inputs.block_table.shape[1], inputs.key.shape[2], &room)) {
+      spec.key_length = bucket(std::clamp<std::int64_t>(room, 0, most));
+    }
+  }
   api::entry([&] { find_plan(runtime, spec)->run(inputs, {}); });
 }
 
@@ -590,6 +698,7 @@ void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, co
   check_size("key's heads", spec.kv_heads, 1);
   check_size("query's head_dim", spec.head_dim, 1);
   fill_in_options(options, &spec);
+  if (spec.mask.is_packed) measure_sequences(inputs, spec);
   api::entry([&] {
     const detail::AttentionPlanState state(spec, runtime);
     state.run_weights(inputs, request, runtime.state()->kernels());

@@ -171,6 +171,19 @@ polyhead::Precision to_precision(polyhead_precision precision, const char* name)
   return static_cast<polyhead::Precision>(precision);
 }
 
+polyhead::RelativeBias to_relative_bias(const polyhead_relative_bias* given) {
+  const polyhead_relative_bias bias = read_optional_struct(given, "relative_bias");
+  switch (bias.kind) {
+    case POLYHEAD_RELATIVE_NONE:
+      return {};
+    case POLYHEAD_RELATIVE_T5:
+      return polyhead::RelativeBias::t5(bias.buckets, bias.max_distance, bias.bidirectional != 0);
+    case POLYHEAD_RELATIVE_SWIN:
+      return polyhead::RelativeBias::swin(bias.height, bias.width);
+  }
+  refuse("relative_bias.kind is " + std::to_string(bias.kind) + ", expected a polyhead_relative_bias_kind (0 .. 2)");
+}
+
 polyhead::Isa to_isa(const char* wanted) {
   using polyhead::Isa;
   std::string known;
@@ -239,6 +252,8 @@ polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* g
   result.query_segments = to_view(inputs.query_segments, "query_segments");
   result.key_segments = to_view(inputs.key_segments, "key_segments");
   result.block_mask = to_view(inputs.block_mask, "block_mask");
+  result.relative_bias_table = to_view(inputs.relative_bias_table, "relative_bias_table");
+  result.block_table = to_view(inputs.block_table, "block_table");
   return result;
 }
 
@@ -252,6 +267,7 @@ polyhead::AttentionOptions to_attention_options(const polyhead_attention_options
   result.has_alibi = options.has_alibi != 0;
   result.has_sink = options.has_sink != 0;
   result.precision = to_precision(options.precision, "options");
+  result.relative_bias = to_relative_bias(options.relative_bias);
   return result;
 }
 
@@ -299,6 +315,7 @@ polyhead::CachedAttentionInputs to_cached_attention_inputs(const polyhead_cached
   result.bias = to_view(inputs.bias, "bias");
   result.alibi_slopes = to_view(inputs.alibi_slopes, "alibi_slopes");
   result.sink = to_view(inputs.sink, "sink");
+  result.relative_bias_table = to_view(inputs.relative_bias_table, "relative_bias_table");
   return result;
 }
 
@@ -446,6 +463,7 @@ polyhead_status polyhead_attention_plan_create(const polyhead_runtime* runtime, 
     result.has_alibi = spec.has_alibi != 0;
     result.has_sink = spec.has_sink != 0;
     result.precision = to_precision(spec.precision, "spec");
+    result.relative_bias = to_relative_bias(spec.relative_bias);
     hand_out(plan, polyhead::AttentionPlan(result, runtime->value));
   });
 }
@@ -466,6 +484,11 @@ polyhead_status polyhead_attention_plan_workspace_bytes(const polyhead_attention
 polyhead_status polyhead_attention_plan_explain(const polyhead_attention_plan* plan, char* buffer, size_t capacity,
                                                 size_t* length) {
   return guarded([&] { write_text(required(plan, "plan")->value.explain(), buffer, capacity, length); });
+}
+
+polyhead_status polyhead_attention_plan_explain_json(const polyhead_attention_plan* plan, char* buffer, size_t capacity,
+                                                     size_t* length) {
+  return guarded([&] { write_text(required(plan, "plan")->value.explain_json(), buffer, capacity, length); });
 }
 
 polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,

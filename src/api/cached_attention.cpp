@@ -52,6 +52,7 @@ AttentionInputs without_cache(const CachedAttentionInputs& inputs) {
   rest.bias = inputs.bias;
   rest.alibi_slopes = inputs.alibi_slopes;
   rest.sink = inputs.sink;
+  rest.relative_bias_table = inputs.relative_bias_table;
   return rest;
 }
 
@@ -65,6 +66,9 @@ std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs&
   if (plan::goes_by_sequences(spec.mask)) {
     fail("AttentionSpec.mask", "one with query lengths, packed sequences, prefixes, segments or blocks",
          "one without these, which do not go with a cache");
+  }
+  if (spec.relative_bias.kind == RelativeBias::Kind::swin) {
+    fail("AttentionSpec.relative_bias", "Swin's", "none or T5's over a cache, whose tokens are no window of an image");
   }
   if (spec.dtype != cache_spec.dtype) {
     fail("AttentionSpec.dtype", name(spec.dtype), std::string(name(cache_spec.dtype)) + ", the cache's dtype");

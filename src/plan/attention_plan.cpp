@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <new>
+#include <utility>
 
+#include "dispatch/cpu_features.hpp"
+#include "dispatch/select_isa.hpp"
 #include "plan/sequence_run.hpp"
 #include "platform/rounding.hpp"
 #include "polyhead/error.hpp"
@@ -65,7 +67,7 @@ struct AttentionPlan::Lease {
   std::unique_ptr<Lease> next;
   std::unique_ptr<graph::Execution> execution;  // made by the first run that needs threads
   platform::AlignedBuffer own_workspace;        // made by the first run that brings none
-  platform::AlignedBuffer side;
+  platform::AlignedBuffer side, bias;
   SequenceTable sequences;
   SequenceRun sequence_run;
   char* workspace = nullptr;  // of the run that holds the lease
@@ -167,6 +169,12 @@ void* AttentionPlan::LeaseHandle::side_memory(std::size_t bytes) const {
   return lease_->side.data();
 }
 
+float* AttentionPlan::LeaseHandle::bias_memory(std::size_t bytes) const {
+  // A little more each time, so that lengths that grow step by step do not cost an allocation each.
+  if (bytes > lease_->bias.size()) lease_->bias.reserve(bytes + bytes / 4);
+  return lease_->bias.as<float>();
+}
+
 double AttentionPlan::estimate_ns(const AttentionOperands& operands) const {
   const AttentionChoice choice = choose_attention(operands.shape, operands.mask, length_invariant_, precision_, kernels_);
   const AttentionOperands shape_only = structure_only(operands.shape, operands.mask);
@@ -250,13 +258,13 @@ void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& oper
       &run, cancel);
 }
 
-std::string AttentionPlan::explain_tiles() const {
+// Tiles of the largest shape, by structure.
+void AttentionPlan::count_tiles(Explanation& told) const {
   const AttentionOperands operands = structure_only(maximum_, mask_);
   std::int64_t counts[3] = {};
   const std::int64_t row_block = choice_.kernel->row_block, key_block = choice_.kernel->key_block, group = maximum_.group();
   const KeyRange limits = key_range(operands, 0, 0, 0);
-  const bool every_score =
-      mask_.has_boolean || mask_.has_bias || mask_.block_queries != 0 || changes_.softcap > 0 || changes_.alibi;
+  const bool every_score = !changes_of_every_score().empty();
   for (std::int64_t row = 0; row < maximum_.rows(); row += row_block) {
     const std::int64_t first = row / group, last = (std::min(row + row_block, maximum_.rows()) - 1) / group;
     // Within one row block the classes follow one another, so only the partial ones need a look each.
@@ -276,65 +284,115 @@ std::string AttentionPlan::explain_tiles() const {
     }
   }
   const std::int64_t heads = maximum_.batch * maximum_.kv_heads;
-  char line[256];
-  std::snprintf(line, sizeof line,
-                "tiles        %lld skipped, %lld full, %lld partial (by structure, at the largest shape%s)\n",
-                static_cast<long long>(counts[0] * heads), static_cast<long long>(counts[1] * heads),
-                static_cast<long long>(counts[2] * heads),
-                by_sequences_           ? "; what a run brings skips more"
-                : mask_.has_key_lengths ? "; key lengths skip more at run time"
-                                        : "");
-  return line;
+  told.tiles_skipped = counts[0] * heads;
+  told.tiles_full = counts[1] * heads;
+  told.tiles_partial = counts[2] * heads;
+  if (by_sequences_) {
+    told.tiles_at_run_time = "what a run brings skips more";
+  } else if (mask_.has_key_lengths) {
+    told.tiles_at_run_time = "key lengths skip more at run time";
+  }
 }
 
-std::string AttentionPlan::explain() const {
-  char line[256];
-  std::string text;
-  const auto add = [&](const char* format, auto... values) {
-    std::snprintf(line, sizeof line, format, values...);
-    text += line;
-  };
-  add("kernel       %s (%s)\n", choice_.kernel->name, choice_.reason);
+// What takes a pass over the scores of every tile that is computed.
+std::vector<std::string> AttentionPlan::changes_of_every_score() const {
+  std::vector<std::string> changes;
+  for (const auto& [wanted, what] :
+       {std::pair(mask_.has_boolean, "a boolean mask"), std::pair(mask_.has_bias, "a bias"),
+        std::pair(mask_.block_queries != 0, "a block mask"), std::pair(changes_.softcap > 0, "softcap"),
+        std::pair(changes_.alibi, "ALiBi"), std::pair(changes_.relative_bias.given(), "a relative bias")}) {
+    if (wanted) changes.emplace_back(what);
+  }
+  return changes;
+}
+
+std::vector<std::string> AttentionPlan::why_not_faster(const Explanation& told) const {
+  std::vector<std::string> why;
+  bool better = false;
+  for (const Isa isa : dispatch::runnable(dispatch::cpu_features(), dispatch::built_isas())) {
+    if (better) {
+      why.push_back(std::string(dispatch::isa_name(isa)) + " runs here: " +
+                    (dispatch::chosen_unasked(isa) ? "the runtime was made for a plainer instruction set"
+                                                   : "it is taken only where POLYHEAD_ISA or RuntimeOptions::isa asks for it"));
+    }
+    better = better || isa == kernels_.isa;
+  }
+  const dispatch::AttentionKernels served = dispatch::attention_kernels(kernels_, maximum_.dtype);
+  if (precision_ == Precision::strict && choice_.kernel == served.transposed && served.fast != served.transposed) {
+    why.push_back(std::string("precision is strict: fast would take ") + served.fast->name);
+  }
+  const AttentionChoice without = choose_attention(maximum_, mask_, false, precision_, kernels_);
+  if (length_invariant_ && without.kernel != choice_.kernel) {
+    why.push_back(std::string("length_invariant: ") + without.kernel->name + " would serve so few rows");
+  }
+  std::string changes;
+  for (const std::string& change : changes_of_every_score()) changes += (changes.empty() ? "" : ", ") + change;
+  if (!changes.empty() && told.tiles_partial > 0) why.push_back("every tile takes a pass over its scores, for " + changes);
+  // Smaller rows of blocks are written out with all that else hides keys, as written_mask.hpp says.
+  if (mask_.block_queries != 0 && mask_.block_queries * maximum_.group() < 16) {
+    why.emplace_back("rows of blocks are so low that hidden blocks are passed over 64 keys at a time only");
+  }
+  if (mask_.has_segments)
+    why.emplace_back("segments in no order are passed over 64 keys at a time only; stretches are skipped");
+  if (changes_.relative_bias.kind == RelativeBias::Kind::swin && maximum_.group() > 1) {
+    why.emplace_back("with a Swin bias query heads that share a kv head are computed one by one");
+  }
+  if (told.threads > 1 && told.runs_inline) why.emplace_back("there is too little work for a second thread");
+  return why;
+}
+
+Explanation AttentionPlan::explanation() const {
+  Explanation told;
+  told.kernel = choice_.kernel->name;
+  told.reason = choice_.reason;
   if (choice_.rest_kernel) {
-    add("             %s for the last %lld row%s of a kv head, which would leave most of a vector idle\n",
-        choice_.rest_kernel->name, static_cast<long long>(maximum_.rows() - choice_.rest_begin),
-        maximum_.rows() - choice_.rest_begin > 1 ? "s" : "");
+    told.rest_kernel = choice_.rest_kernel->name;
+    told.rest_rows = maximum_.rows() - choice_.rest_begin;
   }
-  add("precision    %s\n", precision_ == Precision::strict        ? "strict"
-                           : choice_.precision == Precision::fast ? "fast"
-                                                                  : "fast: computed as strict, no faster kernel serves this");
-  add("dtype        %s\n", name(maximum_.dtype));
-  add("shape        batch %lld, heads %lld, kv_heads %lld, query_length %lld, key_length %lld, head_dim %lld, value_dim %lld\n",
-      static_cast<long long>(maximum_.batch), static_cast<long long>(maximum_.heads), static_cast<long long>(maximum_.kv_heads),
-      static_cast<long long>(maximum_.query_length), static_cast<long long>(maximum_.key_length),
-      static_cast<long long>(maximum_.head_dim), static_cast<long long>(maximum_.value_dim));
-  add("blocks       %d rows x %d keys; rows of one kv head: %lld (%lld query heads stacked)\n", choice_.kernel->row_block,
-      choice_.kernel->key_block, static_cast<long long>(maximum_.rows()), static_cast<long long>(maximum_.group()));
+  told.isa = dispatch::isa_name(kernels_.isa);
+  told.dtype = name(maximum_.dtype);
+  told.precision_asked = precision_ == Precision::strict ? "strict" : "fast";
+  told.precision = choice_.precision == Precision::strict ? "strict" : "fast";
+  told.batch = maximum_.batch;
+  told.heads = maximum_.heads;
+  told.kv_heads = maximum_.kv_heads;
+  told.query_length = maximum_.query_length;
+  told.key_length = maximum_.key_length;
+  told.head_dim = maximum_.head_dim;
+  told.value_dim = maximum_.value_dim;
+  told.row_block = choice_.kernel->row_block;
+  told.key_block = choice_.kernel->key_block;
+  told.rows = maximum_.rows();
+  told.group = maximum_.group();
   if (choice_.key_split && split_count(choice_, maximum_.key_length) > 1) {
-    add("key splits   every %lld keys, merged in ascending order, %s\n", static_cast<long long>(choice_.key_split),
-        by_sequences_     ? "in parallel where a piece would keep others waiting"
-        : cut_.splits > 1 ? "in parallel"
-                          : "inside a piece (there are enough pieces without)");
+    told.key_split = choice_.key_split;
+    told.splits_run = by_sequences_     ? "in parallel where a piece would keep others waiting"
+                      : cut_.splits > 1 ? "in parallel"
+                                        : "inside a piece (there are enough pieces without)";
   }
-  text += explain_tiles();
-  if (by_sequences_) {
-    add("work         cut at run time by each sequence's own lengths, heaviest first; about %.3g ms on one thread at most\n",
-        cut_.total_cost_ns * 1e-6);
-  } else {
-    add("work         %lld pieces of up to %lld rows, %lld graph nodes, about %.3g ms on one thread\n",
-        static_cast<long long>(cut_.pieces), static_cast<long long>(cut_.rows_per_piece), static_cast<long long>(cut_.nodes),
-        cut_.total_cost_ns * 1e-6);
+  count_tiles(told);
+  told.by_sequences = by_sequences_;
+  told.pieces = cut_.pieces;
+  told.rows_per_piece = cut_.rows_per_piece;
+  told.nodes = cut_.nodes;
+  told.threads = scheduler_->threads();
+  told.runs_inline = told.threads == 1 || (cut_.nodes <= 1 && !by_sequences_) || cut_.total_cost_ns < inline_below_ns;
+  told.one_thread_ms = cut_.total_cost_ns * 1e-6;
+  told.expected_ms = told.one_thread_ms;
+  if (!told.runs_inline) {
+    // Nodes are of about one size; the last round of them may leave threads idle.
+    const std::int64_t rounds = divide_up(std::max<std::int64_t>(cut_.nodes, 1), told.threads);
+    told.expected_ms = by_sequences_ ? told.one_thread_ms / told.threads
+                                     : told.one_thread_ms * static_cast<double>(rounds) / static_cast<double>(cut_.nodes);
   }
-  add("threads      %d%s\n", scheduler_->threads(),
-      scheduler_->threads() == 1 || (cut_.nodes <= 1 && !by_sequences_) || cut_.total_cost_ns < inline_below_ns
-          ? " (runs inline on the caller's thread)"
-          : "");
-  add("scale        %.9g\n", changes_.scale);
-  if (changes_.softcap > 0) add("softcap      %.9g\n", changes_.softcap);
-  if (changes_.alibi) text += "ALiBi        a slope a query head\n";
-  if (changes_.sink) text += "sink         a logit a query head, joins finished rows\n";
-  add("workspace    %zu bytes\n", workspace_bytes_);
-  return text;
+  told.scale = changes_.scale;
+  told.softcap = changes_.softcap;
+  told.alibi = changes_.alibi;
+  told.sink = changes_.sink;
+  told.relative_bias = changes_.relative_bias;
+  told.workspace_bytes = workspace_bytes_;
+  told.not_faster = why_not_faster(told);
+  return told;
 }
 
 }  // namespace polyhead::plan

@@ -10,9 +10,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "graph/task_graph.hpp"
 #include "plan/attention_work.hpp"
+#include "plan/explanation.hpp"
 #include "platform/aligned_memory.hpp"
 
 namespace polyhead::plan {
@@ -34,6 +36,7 @@ struct ScoreChanges {
   double scale = 1.0;
   double softcap = 0.0;
   bool alibi = false, sink = false;
+  RelativeBias relative_bias{};
 };
 
 class AttentionPlan {
@@ -55,6 +58,8 @@ class AttentionPlan {
     SequenceTable& sequences() const;
     // Memory beyond the workspace, kept with the lease: for packing operands whose last dimension is not contiguous.
     void* side_memory(std::size_t bytes) const;
+    // Likewise for a bias by relative position.
+    float* bias_memory(std::size_t bytes) const;
     Lease& lease() const { return *lease_; }
 
    private:
@@ -69,13 +74,15 @@ class AttentionPlan {
   std::size_t workspace_bytes() const noexcept { return workspace_bytes_; }
   const MaskRoom& mask_room() const noexcept { return mask_room_; }  // of a run's operands
   graph::Scheduler& scheduler() const noexcept { return *scheduler_; }
-  std::string explain() const;
+  Explanation explanation() const;
 
  private:
   struct Run;
   void run_piece(const Run& run, std::int64_t piece, char* scratch) const;
   double estimate_ns(const AttentionOperands& operands) const;
-  std::string explain_tiles() const;
+  void count_tiles(Explanation& told) const;
+  std::vector<std::string> changes_of_every_score() const;
+  std::vector<std::string> why_not_faster(const Explanation& told) const;
 
   AttentionShape maximum_;
   Mask mask_;

@@ -36,6 +36,7 @@ AttentionOperands of_head(const AttentionOperands& operands, std::int64_t head) 
   ScoreOperands& scores = one.scores;
   if (scores.boolean_mask) scores.boolean_mask = at(scores.boolean_mask, head * scores.mask_strides[1]);
   if (scores.bias) scores.bias = at(scores.bias, head * scores.bias_strides[1]);
+  if (scores.relative.rows) scores.relative.rows = at(scores.relative.rows, head * scores.relative.head_stride);
   if (scores.block_mask.blocks) scores.block_mask.blocks = at(scores.block_mask.blocks, head * scores.block_mask.strides[1]);
   if (scores.alibi_slopes) scores.alibi_slopes = at(scores.alibi_slopes, head * scores.alibi_stride);
   if (scores.sink) scores.sink = at(scores.sink, head * scores.sink_stride);
@@ -72,13 +73,13 @@ class WeightsRun {
       slot.weights.reserve(static_cast<std::size_t>(rows_ * calls_ * keys_per_call) * sizeof(float));
       slot.shifts.resize(static_cast<std::size_t>(rows_ * calls_));
       slot.denominators.resize(static_cast<std::size_t>(rows_ * calls_));
-      if (wanted.received) slot.received.resize(static_cast<std::size_t>(keys));
+      if (wanted.received) slot.received.resize(static_cast<std::size_t>(wanted.key_count));
     }
     // Of the received attention all rows are added up in order, by one thread.
     row_pieces_ = wanted.received ? 1 : divide_up(wanted.row_count, rows_);
   }
 
-  std::int64_t items() const { return operands_.shape.batch * wanted_.head_count * row_pieces_; }
+  std::int64_t items() const { return wanted_.batch * wanted_.head_count * row_pieces_; }
 
   void run_item(std::int64_t item, int slot_index) {
     Slot& slot = slots_[static_cast<std::size_t>(slot_index)];
@@ -98,7 +99,7 @@ class WeightsRun {
     if (!wanted_.received) return;
     float* const received =
         at(wanted_.received, batch * wanted_.received_strides[0] + head_index * wanted_.received_strides[1]);
-    for (std::int64_t s = 0; s < operands_.shape.key_length; ++s) {
+    for (std::int64_t s = 0; s < wanted_.key_count; ++s) {
       *at(received, s * wanted_.received_strides[2]) = static_cast<float>(slot.received[static_cast<std::size_t>(s)]);
     }
   }
@@ -115,7 +116,7 @@ class WeightsRun {
     if (wanted_.weights) {
       for (std::int64_t row = begin; row < end; ++row) {
         float* const weights = weights_of(batch, head_index, row);
-        for (std::int64_t s = 0; s < operands_.shape.key_length; ++s) *at(weights, s * wanted_.weights_strides[3]) = 0.0f;
+        for (std::int64_t s = 0; s < wanted_.key_count; ++s) *at(weights, s * wanted_.weights_strides[3]) = 0.0f;
       }
     }
     const std::int64_t first = wanted_.rows[begin], last = first + (end - begin);

@@ -14,9 +14,11 @@ struct WeightsOperands {
   const std::int64_t* heads = nullptr;  // [head_count] query heads
   const std::int64_t* rows = nullptr;   // [row_count] positions of queries
   std::int64_t head_count = 0, row_count = 0;
-  float* weights = nullptr;  // [batch][head_count][row_count][key_length], or null
+  // The tensors' own: where sequences are packed, 1 and the number of all keys.
+  std::int64_t batch = 0, key_count = 0;
+  float* weights = nullptr;  // [batch][head_count][row_count][key_count], or null
   std::ptrdiff_t weights_strides[4] = {};
-  float* received = nullptr;  // [batch][head_count][key_length]: their sum over the chosen rows, or null
+  float* received = nullptr;  // [batch][head_count][key_count]: their sum over the chosen rows, or null
   std::ptrdiff_t received_strides[3] = {};
 };
 

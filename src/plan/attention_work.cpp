@@ -49,6 +49,12 @@ T* at(T* base, std::ptrdiff_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<Byte*>(base) + bytes);
 }
 
+// The same for what need not lie in the array that it is counted in.
+const float* at_address(const float* base, std::ptrdiff_t bytes, std::int64_t floats) {
+  return reinterpret_cast<const float*>(reinterpret_cast<std::uintptr_t>(base) + static_cast<std::uintptr_t>(bytes) +
+                                        static_cast<std::uintptr_t>(floats) * sizeof(float));
+}
+
 // An item of a run as a sequence: where runs go by batch items, the whole of one.
 Sequence sequence_of(const AttentionOperands& o, std::int64_t item) {
   if (o.sequences) return o.sequences[item];
@@ -135,8 +141,16 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
     args.bias_stride = scores.bias_strides[2];
     args.bias_key_stride = scores.bias_strides[3];
   }
+  if (scores.relative.rows && scores.relative.width == 0) {
+    const RelativeRows& relative = scores.relative;
+    const std::int64_t offset = relative.near_offset(region.keys.offset, sequence.query_length, sequence.key_length);
+    args.bias = at_address(relative.rows, head * relative.head_stride, -(offset + relative.first));
+    args.bias_head_stride = relative.head_stride;
+    args.bias_stride = -static_cast<std::ptrdiff_t>(sizeof(float));
+    args.bias_key_stride = sizeof(float);
+  }
   if (scores.alibi_slopes) {
-    args.alibi_slopes = at(scores.alibi_slopes, head * scores.alibi_stride);
+    args.alibi_slopes = at(scores.alibi_slopes, mask_batch * scores.alibi_batch_stride + head * scores.alibi_stride);
     args.alibi_stride = scores.alibi_stride;
     args.alibi_offset = region.keys.offset;
   }
@@ -153,6 +167,41 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
     args.lse_head_stride = o.lse_strides[1];
   }
   return args;
+}
+
+// Runs a call that is set up. Where the bias is one of a window of an image, its head's queries are renumbered first: as groups
+// of `width`, since a step along a window row and one to the next row are two strides of that bias. Rows stay what they are,
+// and so do their bits. The first query of a document may lie in the middle of a window row: counting begins where that does.
+void run_kernel(const simd::AttentionKernel& kernel, const AttentionOperands& o, const Sequence& sequence, const Region& region,
+                simd::AttentionF32Args& args) {
+  const RelativeRows& relative = o.scores.relative;
+  if (relative.width > 0) {
+    const std::int64_t width = relative.width, window_row = sequence.mask_query / width;
+    const std::int64_t skipped = sequence.mask_query - window_row * width;
+    const auto renumber = [&](auto& base, std::ptrdiff_t& stride, std::ptrdiff_t& head_stride) {
+      using Pointer = std::remove_reference_t<decltype(base)>;
+      if (base)
+        base =
+            reinterpret_cast<Pointer>(reinterpret_cast<std::uintptr_t>(base) - static_cast<std::uintptr_t>(skipped * stride));
+      head_stride = stride;
+      stride *= width;
+    };
+    renumber(args.query, args.query_stride, args.query_head_stride);
+    renumber(args.out, args.out_stride, args.out_head_stride);
+    renumber(args.lse, args.lse_stride, args.lse_head_stride);
+    renumber(args.boolean_mask, args.mask_stride, args.mask_head_stride);
+    args.sink_stride = 0;
+    args.group = width;
+    args.row_begin += skipped;
+    args.row_end += skipped;
+    args.next_query = nullptr;
+    args.bias = at_address(relative.rows, region.head * relative.head_stride,
+                           (relative.height - 1 - window_row) * width + sequence.mask_key);
+    args.bias_stride = -width * static_cast<std::ptrdiff_t>(sizeof(float));
+    args.bias_head_stride = (2 * relative.height - 1) * width * static_cast<std::ptrdiff_t>(sizeof(float));
+    args.bias_key_stride = sizeof(float);
+  }
+  kernel.run(args);
 }
 
 // Whether query t sees keys by the prefix, beyond the causal diagonal.
@@ -242,12 +291,13 @@ std::int64_t next_rule(const AttentionOperands& o, const Sequence& sequence, con
 
 // Calls function(region, hidden keys) for the regions of rows [row_begin, row_end) of a (sequence, kv head), in an order that
 // depends on nothing else. Where query heads of a group have block masks of their own, they are computed one by one: what one
-// of them sees would else cost all of them.
+// of them sees would else cost all of them. So are they where the bias is a window's (run_kernel).
 template <typename Function>
 void for_each_region(const AttentionOperands& o, const Sequence& sequence, std::int64_t kv_head, std::int64_t row_begin,
                      std::int64_t row_end, const Function& function) {
   const std::int64_t group = o.shape.group();
-  const bool heads_apart = group > 1 && o.scores.block_mask.blocks && o.scores.block_mask.strides[1] != 0;
+  const bool own_blocks = o.scores.block_mask.blocks && o.scores.block_mask.strides[1] != 0;
+  const bool heads_apart = group > 1 && (own_blocks || o.scores.relative.width > 0);
   for (std::int64_t g = 0; g < (heads_apart ? group : 1); ++g) {
     Region region;
     region.group = heads_apart ? 1 : group;
@@ -484,7 +534,7 @@ void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o
       simd::AttentionF32Args args = arguments(o, sequence, region);
       args.partial = partial;
       if (aim(kernel, o, region, hidden, begin, end, static_cast<char*>(scratch), args)) {
-        kernel.run(args);
+        run_kernel(kernel, o, sequence, region, args);
       } else {
         write_empty_partial(args);
       }
@@ -550,7 +600,7 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
               args)) {
         // A single block's rows are as soon there without.
         if (region.rows() > kernel.row_block) hint_next_rows(o, item, kv_head, args);
-        kernel.run(args);
+        run_kernel(kernel, o, sequence, region, args);
       } else {
         write_empty_rows(args, o.shape.dtype);
       }

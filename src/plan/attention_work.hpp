@@ -7,6 +7,7 @@
 
 #include "dispatch/kernel_table.hpp"
 #include "plan/attention_sequences.hpp"
+#include "plan/relative_bias.hpp"
 #include "plan/written_mask.hpp"
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
@@ -60,10 +61,11 @@ struct ScoreOperands {
   const std::uint8_t* boolean_mask = nullptr;
   const float* bias = nullptr;
   std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
-  const float* alibi_slopes = nullptr;  // [heads]
+  const float* alibi_slopes = nullptr;  // [batch, heads]
   const float* sink = nullptr;          // [heads]
-  std::ptrdiff_t alibi_stride = 0, sink_stride = 0;
-  BlockMask block_mask;  // of the mask's block sizes
+  std::ptrdiff_t alibi_batch_stride = 0, alibi_stride = 0, sink_stride = 0;
+  RelativeRows relative;  // instead of a bias
+  BlockMask block_mask;   // of the mask's block sizes
 };
 
 // The keys of one batch item where they lie in pages, as a cache keeps them; see simd::AttentionF32Args.

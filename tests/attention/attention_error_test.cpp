@@ -65,6 +65,40 @@ TEST(AttentionSpecErrors, NameTheField) {
       {"a negative softcap", [](AttentionSpec& s) { s.softcap = -30; }, {"softcap", "-30", "positive"}},
       {"a NaN softcap", [](AttentionSpec& s) { s.softcap = std::nan(""); }, {"softcap", "nan", "finite"}},
       {"an infinite softcap", [](AttentionSpec& s) { s.softcap = HUGE_VAL; }, {"softcap", "inf", "finite"}},
+      {"T5 without buckets",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::t5(3); },
+       {"relative_bias.buckets", "3", "4"}},
+      {"T5 with buckets that do not halve",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::t5(7); },
+       {"relative_bias.buckets", "7", "even"}},
+      {"a T5 decoder without buckets",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::t5(1, 128, false); },
+       {"relative_bias.buckets", "1", "2"}},
+      {"T5 whose distances all have buckets",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::t5(32, 8); },
+       {"relative_bias.max_distance", "8", "9"}},
+      {"T5 with a huge distance",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::t5(32, huge); },
+       {"relative_bias.max_distance"}},
+      {"T5 beside a bias",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::t5(), s.mask = Mask::bias(); },
+       {"has_bias", "relative bias"}},
+      {"a Swin window without columns",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::swin(7, 0); },
+       {"relative_bias.width", "0", "1"}},
+      {"a huge Swin window", [](AttentionSpec& s) { s.relative_bias = RelativeBias::swin(huge, 7); }, {"relative_bias.height"}},
+      {"a causal Swin window",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::swin(3, 7), s.mask = Mask::causal(Causal::top_left); },
+       {"relative_bias", "causal"}},
+      {"a Swin window within a window",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::swin(3, 7), s.mask = Mask::window(3, 3); },
+       {"relative_bias", "window"}},
+      {"a Swin window with ALiBi",
+       [](AttentionSpec& s) { s.relative_bias = RelativeBias::swin(3, 7), s.has_alibi = true; },
+       {"relative_bias", "ALiBi"}},
+      {"a relative bias that does not exist",
+       [](AttentionSpec& s) { s.relative_bias.kind = static_cast<RelativeBias::Kind>(3); },
+       {"relative_bias.kind", "3"}},
       {"an integer dtype",
        [](AttentionSpec& s) { s.dtype = DType::i32; },
        {"dtype", "i32", "serves f32"},
@@ -244,6 +278,12 @@ TEST(AttentionInputErrors, NameTheInput) {
       {"alibi_slopes of other heads",
        [](AttentionInputs& i) { i.alibi_slopes = resized(i.alibi_slopes, 0, 2); },
        {"alibi_slopes", "2", "4"}},
+      {"alibi_slopes of another batch",
+       [](AttentionInputs& i) {
+         i.alibi_slopes = resized(resized(with_rank(i.alibi_slopes, 2), 0, 3), 1, 4);
+         i.alibi_slopes.strides[0] = i.alibi_slopes.strides[1] = 0;
+       },
+       {"alibi_slopes", "f32[3, 4]", "f32[2, 4]"}},
       {"a sink of one head", [](AttentionInputs& i) { i.sink = resized(i.sink, 0, 1); }, {"sink", "1", "4"}},
       {"a bias of other queries", [](AttentionInputs& i) { i.bias = resized(i.bias, 2, 5); }, {"bias", "5", "6"}},
       {"a bias of another batch", [](AttentionInputs& i) { i.bias = resized(i.bias, 0, 3); }, {"bias", "3", "2"}},
@@ -328,6 +368,36 @@ TEST(AttentionInputErrors, DataTypesMayNotBeMixed) {
   }
 }
 
+TEST(AttentionInputErrors, TablesOfRelativePositionsAreNamed) {
+  Random random(9);
+  AttentionSpec spec = attention_spec(2, 4, 2, 6, 10, 8, 12);
+  spec.relative_bias = RelativeBias::t5();
+  AttentionCase test = make_case(spec, random);
+  const auto run = [&](const AttentionInputs& inputs) { AttentionPlan(test.spec, any_runtime()).run(inputs); };
+  AttentionInputs inputs = test.inputs();
+  EXPECT_NO_THROW(run(inputs));
+  inputs.relative_bias_table = {};
+  EXPECT_TRUE(refuses([&] { run(inputs); }, ErrorCode::invalid_argument, {"relative_bias_table", "not given"}));
+  inputs.relative_bias_table = slice(test.relative_bias_table, 0, 0, 31);
+  EXPECT_TRUE(refuses([&] { run(inputs); }, ErrorCode::invalid_argument, {"relative_bias_table", "f32[31, 4]", "f32[32, 4]"}));
+  inputs.relative_bias_table = with_dtype(test.relative_bias_table, DType::f64);
+  EXPECT_TRUE(refuses([&] { run(inputs); }, ErrorCode::invalid_argument, {"relative_bias_table", "f64", "f32"}));
+  inputs = test.inputs_with_lse();
+  inputs.lse = TensorView(test.relative_bias_table.view().data, DType::f32, {2, 4, 6});
+  EXPECT_TRUE(refuses([&] { run(inputs); }, ErrorCode::invalid_argument, {"lse overlaps relative_bias_table"}));
+  inputs = test.inputs();
+  test.spec.relative_bias = {};
+  EXPECT_TRUE(refuses([&] { run(inputs); }, ErrorCode::invalid_argument, {"relative_bias_table", "no relative bias"}));
+  // A window has no more than its positions, and a larger plan changes nothing about that.
+  spec.relative_bias = RelativeBias::swin(3, 3);
+  test = make_case(spec, random);
+  EXPECT_TRUE(refuses([&] { run(test.inputs()); }, ErrorCode::invalid_argument, {"key's length", "10", "9", "3 x 3"}));
+  inputs = test.inputs();
+  inputs.key = slice(inputs.key, 2, 0, 9);
+  inputs.value = slice(inputs.value, 2, 0, 9);
+  EXPECT_NO_THROW(run(inputs));
+}
+
 TEST(AttentionInputErrors, NumbersOfHeadsThatMeanNothingNameTheHead) {
   const double infinity = HUGE_VAL;
   for (const std::int64_t head : {0, 3})
@@ -337,6 +407,12 @@ TEST(AttentionInputErrors, NumbersOfHeadsThatMeanNothingNameTheHead) {
       const std::string place = "[" + std::to_string(head) + "]";
       EXPECT_TRUE(refuses([&] { AttentionPlan(test.spec, any_runtime()).run(test.inputs()); }, ErrorCode::invalid_argument,
                           {"alibi_slopes" + place, "finite"}));
+      test.alibi_slopes = Tensor(DType::f32, {2, 4});
+      fill(test.alibi_slopes, 0.5);
+      EXPECT_NO_THROW(AttentionPlan(test.spec, any_runtime()).run(test.inputs()));
+      test.alibi_slopes.set({1, head}, number);
+      EXPECT_TRUE(refuses([&] { AttentionPlan(test.spec, any_runtime()).run(test.inputs()); }, ErrorCode::invalid_argument,
+                          {"alibi_slopes[1, " + std::to_string(head) + "]", "finite"}));
       test = good_case();
       test.sink.set({head}, number);
       const auto run = [&] { AttentionPlan(test.spec, any_runtime()).run(test.inputs()); };

@@ -38,6 +38,14 @@ class MemoryTest : public EveryIsa {
       spec.has_alibi = spec.has_sink = true;
       all.push_back(make_case(spec, random));
     }
+    for (const std::int64_t query_length : {1, 40}) {
+      AttentionSpec spec = attention_spec(2, 4, 2, query_length, 64, 20, 12, Mask::key_lengths());
+      spec.relative_bias = RelativeBias::swin(8, 8);
+      all.push_back(make_case(spec, random));
+      spec.mask = spec.mask & Mask::causal(Causal::bottom_right);
+      spec.relative_bias = RelativeBias::t5();
+      all.push_back(make_case(spec, random));
+    }
     // Last dimensions that are not contiguous are packed, but not into memory of their own each time.
     AttentionCase packed = make_case(attention_spec(2, 4, 2, 9, 50, 16, 16), random);
     const Tensor* const contiguous[] = {&packed.query, &packed.key, &packed.value, &packed.out};

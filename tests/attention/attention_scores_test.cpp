@@ -135,6 +135,37 @@ TEST_P(ScoresTest, AlibiSlopesBelongToQueryHeads) {
   EXPECT_TRUE(run_and_compare(grouped, runtime()));
 }
 
+TEST_P(ScoresTest, AlibiSlopesMayBelongToBatchItemsToo) {
+  AttentionCase test = by_hand(2, 1, std::vector<double>(3, 0.0), {0.0, 1.0, 2.0});
+  test.spec.has_alibi = true;
+  test.alibi_slopes = Tensor(DType::f32, {1, 2});
+  test.alibi_slopes.set({0, 0}, 1e4);
+  test.alibi_slopes.set({0, 1}, -1e4);
+  EXPECT_EQ(rows_of(test).out[0], 0.0f);
+  EXPECT_NEAR(rows_of(test).out[1], 2.0, 1e-6);
+
+  const Mask masks[] = {Mask::none(), Mask::causal(Causal::bottom_right) & Mask::key_lengths(), Mask::packed(),
+                        Mask::segments() & Mask::boolean()};
+  std::uint64_t seed = 60;
+  for (const Mask& mask : masks)
+    for (const std::int64_t query_length : {1, 5, 70})
+      for (const std::int64_t rows : {1, 3}) {
+        Random random(++seed);
+        AttentionSpec spec = attention_spec(3, 6, 2, query_length, 290, 24, 24, mask);
+        spec.has_alibi = true;
+        AttentionCase many = make_case(spec, random);
+        many.alibi_slopes = Tensor(DType::f32, {rows, 6});
+        fill_normal(many.alibi_slopes, random, 0.1);
+        EXPECT_TRUE(run_and_compare(many, runtime()));
+        // Items last in memory, heads backwards.
+        const Tensor turned = Tensor::ordered(DType::f32, {rows, 6}, {1, 0}, 3, 1);
+        const Tensor view = turned.viewed(reversed(turned, 1));
+        copy(many.alibi_slopes, view);
+        many.alibi_slopes = view;
+        EXPECT_TRUE(run_and_compare(many, runtime()));
+      }
+}
+
 TEST_P(ScoresTest, AlibiEqualsItsDistancesAsABias) {
   Random random(9);
   for (const std::int64_t query_length : {1, 40}) {

@@ -25,9 +25,10 @@ class WeightsTest : public EveryIsa {
     const auto count = [](const std::vector<std::int64_t>& chosen, std::int64_t all) {
       return chosen.empty() ? all : static_cast<std::int64_t>(chosen.size());
     };
-    const std::int64_t n = count(heads, spec.heads), m = count(rows, spec.query_length);
-    Result result = {Tensor(DType::f32, {spec.batch, n, m, spec.key_length}),
-                     Tensor(DType::f32, {spec.batch, n, spec.key_length})};
+    // Of the tensors: packed sequences lie in a batch of 1.
+    const std::int64_t batch = test.query.view().shape[0], keys = test.key.view().shape[2];
+    const std::int64_t n = count(heads, spec.heads), m = count(rows, test.query.view().shape[2]);
+    Result result = {Tensor(DType::f32, {batch, n, m, keys}), Tensor(DType::f32, {batch, n, keys})};
     fill(result.weights, not_a_number);
     fill(result.received, not_a_number);
     AttentionWeightsRequest request;
@@ -57,12 +58,12 @@ class WeightsTest : public EveryIsa {
         for (std::int64_t j = 0; j < shape[2]; ++j) {
           const std::int64_t h = heads.empty() ? i : heads[static_cast<std::size_t>(i)],
                              t = rows.empty() ? j : rows[static_cast<std::size_t>(j)];
-          const std::int64_t row = (b * test.spec.heads + h) * test.spec.query_length + t;
+          const std::int64_t row = (b * test.spec.heads + h) * test.query.view().shape[2] + t;
           const double bound = 2e-6 + 0x1p-22 * expected.score_magnitude.values[static_cast<std::size_t>(row)];
           for (std::int64_t s = 0; s < shape[3]; ++s) {
             const double right = expected.weights.row(row)[s], weight = result.weights({b, i, j, s});
             ASSERT_NEAR(weight, right, bound) << test.describe() << " b " << b << " h " << h << " t " << t << " s " << s;
-            if (right == 0 && !oracle::allowed(test.inputs(), test.spec.mask, b, h, t, s)) {
+            if (right == 0 && !test.spec.mask.is_packed && !oracle::allowed(test.inputs(), test.spec.mask, b, h, t, s)) {
               ASSERT_EQ(weight, 0);
             }
             received[static_cast<std::size_t>(s)] += weight;
@@ -94,6 +95,33 @@ TEST_P(WeightsTest, OfAllHeadsAndRowsUnderEveryMask) {
       AttentionSpec spec = attention_spec(2, 4, 2, query_length, key_length, 16, 16, mask);
       if (seed % 2 == 0) spec.softcap = 1.5, spec.has_alibi = spec.has_sink = true;
       ASSERT_NO_FATAL_FAILURE(expect_right(make_case(spec, random), {}, {}));
+    }
+}
+
+TEST_P(WeightsTest, OfPackedSequences) {
+  const Mask masks[] = {
+      Mask::packed(),
+      Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::window(30, 0),
+      Mask::packed() & Mask::key_lengths() & Mask::query_lengths() & Mask::boolean(),
+      Mask::packed() & Mask::bias() & Mask::blocks(16, 40),
+  };
+  std::uint64_t seed = 70;
+  for (const Mask& mask : masks)
+    for (const auto& [query_length, key_length] : {std::pair{1, 40}, {20, 300}, {60, 130}}) {
+      Random random(++seed);
+      AttentionSpec spec = attention_spec(4, 4, 2, query_length, key_length, 16, 16, mask);
+      if (seed % 2 == 0) spec.softcap = 1.5, spec.has_alibi = spec.has_sink = true;
+      const AttentionCase test = make_case(spec, random);
+      ASSERT_NO_FATAL_FAILURE(expect_right(test, {}, {}));
+      const std::int64_t last = test.query.view().shape[2] - 1;
+      if (last >= 0) ASSERT_NO_FATAL_FAILURE(expect_right(test, {3, 0}, {last, 0, last / 2}));
+      // What no row of a key's own sequence sees weighs exactly nothing, in others' rows above all.
+      const Result result = weights_of(test, {}, {});
+      const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true);
+      std::size_t next = 0;
+      for_each_offset(result.weights, [&](std::int64_t offset) {
+        if (expected.weights.values[next++] == 0) ASSERT_EQ(load(result.weights, offset), 0) << test.describe();
+      });
     }
 }
 
@@ -191,9 +219,6 @@ TEST(WeightsErrors, NameTheArgument) {
   request.received = TensorView(weights.view().data, DType::f32, {2, 4, 9});
   expect_refused(request, {"received overlaps weights"}, test.options());
   request.received = received;
-  AttentionOptions packed = test.options();
-  packed.mask = Mask::packed();
-  expect_refused(request, {"packed", "each sequence"}, packed, ErrorCode::unsupported);
 }
 
 POLYHEAD_INSTANTIATE_EVERY_ISA(WeightsTest);

@@ -145,7 +145,7 @@ static void test_attention(const polyhead_runtime* runtime) {
   polyhead_attention_plan* plan = NULL;
   polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
   polyhead_run_options run_options = POLYHEAD_INIT(polyhead_run_options);
-  char text[64];
+  char text[64], json[4000];
   size_t bytes = 0, text_length = 0;
   float plain[count];
   void* memory;
@@ -173,6 +173,8 @@ static void test_attention(const polyhead_runtime* runtime) {
   CHECK(text_length > 0 && strlen(text) <= text_length && strlen(text) < sizeof(text));
   SUCCEEDS(polyhead_attention_plan_explain(plan, NULL, 0, &bytes));
   CHECK(bytes == text_length);
+  SUCCEEDS(polyhead_attention_plan_explain_json(plan, json, sizeof(json), &text_length));
+  CHECK(text_length < sizeof(json) && json[0] == '{' && json[text_length - 1] == '}' && strstr(json, "\"heads\": 4") != NULL);
   polyhead_attention_plan_destroy(plan);
 
   /* The one-call form, causal. */
@@ -189,6 +191,50 @@ static void test_attention(const polyhead_runtime* runtime) {
   mask.has_window = 1;
   SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
   for (i = 0; i < length * dim; ++i) CHECK(fabs(p.out[i] - p.value[i]) < 1e-6);
+}
+
+/* T5's table holds ALiBi's numbers here, since distances below 8 have buckets of their own; Swin's a window of 1 x length. */
+static void test_relative_bias(const polyhead_runtime* runtime) {
+  problem p;
+  polyhead_attention_plan* plan = NULL;
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  polyhead_relative_bias bias = POLYHEAD_INIT(polyhead_relative_bias);
+  const float slope[heads] = {0.5f, 0.25f, -0.125f, 2.0f};
+  float t5[32 * heads], swin[(2 * length - 1) * heads];
+  int64_t shape[2] = {32, heads};
+  polyhead_tensor table;
+  int row, h;
+  for (row = 0; row < 32; ++row)
+    for (h = 0; h < heads; ++h) t5[row * heads + h] = -slope[h] * (float)(row % 16);
+  for (row = 0; row < 2 * length - 1; ++row)
+    for (h = 0; h < heads; ++h) swin[row * heads + h] = -slope[h] * (float)abs(row - (length - 1));
+  make_problem(&p);
+  slopes = slope;
+  bias.kind = POLYHEAD_RELATIVE_T5, bias.buckets = 32, bias.max_distance = 128, bias.bidirectional = 1;
+  SUCCEEDS(polyhead_tensor_init(&table, t5, POLYHEAD_F32, 2, shape, NULL));
+  p.spec.relative_bias = options.relative_bias = &bias;
+  p.inputs.relative_bias_table = &table;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  memset(p.out, 0xff, sizeof(p.out));
+  SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  p.inputs.relative_bias_table = NULL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "relative_bias_table is not given", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  polyhead_attention_plan_destroy(plan);
+
+  bias.kind = POLYHEAD_RELATIVE_SWIN, bias.height = 1, bias.width = length;
+  shape[0] = 2 * length - 1;
+  SUCCEEDS(polyhead_tensor_init(&table, swin, POLYHEAD_F32, 2, shape, NULL));
+  p.inputs.relative_bias_table = &table;
+  SUCCEEDS(polyhead_attention(runtime, &p.inputs, &options));
+  CHECK(worst_error(&p, 0) < 4e-6);
+  bias.width = 0;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "relative_bias.width is 0", polyhead_attention(runtime, &p.inputs, &options));
+  bias.kind = 3;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "relative_bias.kind is 3", polyhead_attention(runtime, &p.inputs, &options));
+  slopes = NULL;
 }
 
 /* Softcap, ALiBi and sinks, by a plan and by one call. */
@@ -218,6 +264,9 @@ static void test_scores(const polyhead_runtime* runtime) {
 
   slope[2] = (float)NAN;
   FAILS(POLYHEAD_INVALID_ARGUMENT, "alibi_slopes[2] is nan", polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  slope_view.rank = 2, slope_view.shape[1] = slope_view.shape[0], slope_view.shape[0] = 1;
+  slope_view.strides[1] = slope_view.strides[0], slope_view.strides[0] = 0;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "alibi_slopes[0, 2] is nan", polyhead_attention_plan_run(plan, &p.inputs, NULL));
   slope[2] = 0.0f, sink[1] = (float)HUGE_VAL;
   FAILS(POLYHEAD_INVALID_ARGUMENT, "sink[1] is inf", polyhead_attention_plan_run(plan, &p.inputs, NULL));
   p.inputs.sink = NULL;
@@ -479,6 +528,7 @@ static void test_attention_errors(const polyhead_runtime* runtime) {
   FAILS(POLYHEAD_INVALID_ARGUMENT, "bytes", polyhead_attention_plan_workspace_bytes(plan, NULL));
   FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_workspace_bytes(NULL, &bytes));
   FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_explain(NULL, NULL, 0, &bytes));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "plan", polyhead_attention_plan_explain_json(NULL, NULL, 0, &bytes));
   p.inputs.key = NULL;
   FAILS(POLYHEAD_INVALID_ARGUMENT, "key is NULL", polyhead_attention_plan_run(plan, &p.inputs, NULL));
   p.inputs.key = &p.query_view;
@@ -905,6 +955,7 @@ int main(void) {
   SUCCEEDS(polyhead_runtime_create(NULL, &runtime));
   test_attention(runtime);
   test_scores(runtime);
+  test_relative_bias(runtime);
   test_sequences(runtime);
   test_documents_and_blocks(runtime);
   test_attention_weights(runtime);

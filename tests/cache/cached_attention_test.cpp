@@ -67,6 +67,7 @@ CachedAttentionInputs cached_inputs(const AttentionCase& test, const KvCache& ca
   if (test.spec.mask.has_bias) inputs.bias = test.bias;
   if (test.spec.has_alibi) inputs.alibi_slopes = test.alibi_slopes;
   if (test.spec.has_sink) inputs.sink = test.sink;
+  if (test.spec.relative_bias.given()) inputs.relative_bias_table = test.relative_bias_table;
   return inputs;
 }
 
@@ -159,6 +160,11 @@ TEST_P(CachedAttentionTest, MasksAndScoreChangesMeanWhatTheyMeanElsewhere) {
     spec.has_alibi = spec.has_sink = true;
     spec.scale = 0.3;
     check(with_lengths(spec, {200, 333}, random), random);
+    spec.relative_bias = RelativeBias::t5(32, 100, false);
+    check(with_lengths(spec, {200, 333}, random), random);
+    spec.mask = Mask::none();
+    spec.relative_bias = RelativeBias::t5();
+    check(with_lengths(spec, {1, 200}, random), random);
   }
 }
 
@@ -377,6 +383,7 @@ TEST_P(CachedAttentionTest, ARingGivesTheBitsOfAWindow) {
             attention_spec(1, 4, 2, query_length, 0, 24, 20, Mask::causal(Causal::bottom_right) & Mask::window(window - 1, 0));
         spec.has_alibi = query_length == 4;
         spec.has_sink = query_length == 4;
+        if (query_length == 33 || window == 64) spec.relative_bias = RelativeBias::t5(16, 100, false);
         const AttentionCase test = with_lengths(spec, {query_length, capacity, capacity + 1, 3 * capacity + 11, 777}, random);
         ASSERT_NO_FATAL_FAILURE(run_plain(test, spare == 0));
         const Tensor out = test.out.clone(), lse = test.lse.clone();
@@ -548,6 +555,8 @@ TEST_P(CachedAttentionTest, WhatDoesNotFitIsNamed) {
   const char* const by_sequences = "AttentionSpec.mask is one with query lengths";
   has(message([](Inputs&, Spec& s) { s.mask.has_query_lengths = true; }), by_sequences);
   has(message([](Inputs&, Spec& s) { s.mask.has_segments = true; }), by_sequences);
+  has(message([](Inputs&, Spec& s) { s.mask.causality = Causal::none, s.relative_bias = RelativeBias::swin(10, 10); }),
+      "relative_bias");
   has(message([](Inputs&, Spec& s) { s.key_length = 49; }),
       "AttentionSpec.key_length is 49, expected at least the length of sequence 1 (50)");
   has(message([](Inputs&, Spec& s) { s.kv_heads = 4; }), "AttentionSpec.kv_heads is 4, expected 2, the cache's kv_heads");

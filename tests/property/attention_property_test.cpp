@@ -94,6 +94,23 @@ std::vector<std::int64_t> random_broadcast(const AttentionSpec& spec, Random& ra
   return shape;
 }
 
+// One that goes with the spec; a Swin window holds its lengths.
+RelativeBias random_relative_bias(const AttentionSpec& spec, Random& random) {
+  const Mask& mask = spec.mask;
+  if (mask.has_bias) return {};
+  const bool ordered = mask.causality != Causal::none || mask.has_offsets || mask.window_left != Mask::unbounded ||
+                       mask.window_right != Mask::unbounded || spec.has_alibi;
+  if (ordered || random.chance(0.5)) {
+    const bool bidirectional = random.chance(0.5);
+    const std::int64_t buckets = 2 * random.integer(2, 20);
+    return RelativeBias::t5(buckets, buckets + random.integer(1, 200), bidirectional);
+  }
+  const std::int64_t length = std::max<std::int64_t>({spec.query_length, spec.key_length, 1});
+  const std::int64_t width =
+      random.chance(0.5) ? random.integer(1, 12) : random.integer(1, std::min<std::int64_t>(length, 200));
+  return RelativeBias::swin((length + width - 1) / width, width);
+}
+
 AttentionCase random_case(std::uint64_t seed) {
   Random random(seed);
   const std::int64_t kv_heads = random.integer(1, 4), group = random.chance(0.5) ? 1 : random.integer(1, 8);
@@ -119,9 +136,13 @@ AttentionCase random_case(std::uint64_t seed) {
   spec.has_alibi = random.chance(0.2);
   spec.has_sink = random.chance(0.2);
   if (random.chance(0.2)) spec.precision = Precision::fast;
+  if (random.chance(0.2)) spec.relative_bias = random_relative_bias(spec, random);
   if (random.chance(0.4)) spec.dtype = random.choice(attention_dtypes());
   AttentionCase test = make_case(spec, random);
-  if (spec.has_alibi && random.chance(0.5)) fill_normal(test.alibi_slopes, random, random.choice({1e-3, 0.3, 10.0}));
+  if (spec.has_alibi && random.chance(0.4))
+    test.alibi_slopes = Tensor(DType::f32, {random.chance(0.2) ? 1 : spec.batch, spec.heads});
+  if (spec.has_alibi && (test.alibi_slopes.view().rank == 2 || random.chance(0.5)))
+    fill_normal(test.alibi_slopes, random, random.choice({1e-3, 0.3, 10.0}));
   if (spec.has_sink && random.chance(0.2)) fill_normal(test.sink, random, 100);
   if (random.chance(0.15)) fill_normal(test.query, random, random.choice({0.01, 8.0, 100.0}));
   if (spec.mask.has_boolean) {
@@ -149,6 +170,7 @@ AttentionCase random_case(std::uint64_t seed) {
   if (spec.mask.has_bias) test.bias = random_layout(test.bias, random);
   if (spec.has_alibi) test.alibi_slopes = random_layout(test.alibi_slopes, random);
   if (spec.has_sink) test.sink = random_layout(test.sink, random);
+  if (spec.relative_bias.given()) test.relative_bias_table = random_layout(test.relative_bias_table, random);
   return test;
 }
 

@@ -21,7 +21,7 @@ def attention(
         scores = softcap * np.tanh(scores / softcap)
     if alibi_slopes is not None:
         distances = np.abs(np.arange(columns)[None, :] - np.arange(rows)[:, None])
-        scores = scores - np.asarray(alibi_slopes, np.float64)[:, None, None] * distances
+        scores = scores - np.asarray(alibi_slopes, np.float64)[..., None, None] * distances
     if causal:
         allowed &= np.arange(columns)[None, :] <= np.arange(rows)[:, None]
     if lengths is not None:

@@ -67,6 +67,9 @@ def test_score_changes(generator, rows, softcap, alibi, sink):
     check(query, key, value, **options)
     check(query, key, value, is_causal=True, **options)
     check(query, key, value, generator.standard_normal((rows, 20), np.float32), np.full((2, 3), 11), **options)
+    if alibi:
+        for shape in [(2, 3, 4), (2, 1, 4), (3, 4), (1, 4)]:
+            check(query, key, value, **{**options, "alibi_slopes": 0.1 * generator.standard_normal(shape, np.float32)})
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3), (2, 1, 3)])

@@ -132,6 +132,16 @@ def test_flash_attn_func(generator, rows, columns, options):
     assert polyhead.flash_attn_func(q, k, v, **options_of(options)).tobytes() == out.tobytes()
 
 
+def test_flash_attn_slopes_of_batch_items(generator):
+    q, k, v = (generator.standard_normal((3, rows, 4, 16), np.float32) for rows in (6, 9, 9))
+    slopes = 0.3 * generator.standard_normal((3, 4), np.float32)
+    items = [polyhead.flash_attn_func(q[i : i + 1], k[i : i + 1], v[i : i + 1], alibi_slopes=slopes[i]) for i in range(3)]
+    assert polyhead.flash_attn_func(q, k, v, alibi_slopes=slopes).tobytes() == np.concatenate(items).tobytes()
+    packed = [array.reshape(-1, 4, 16) for array in (q, k, v)]
+    out = polyhead.flash_attn_varlen_func(*packed, [0, 6, 12, 18], [0, 9, 18, 27], 6, 9, alibi_slopes=slopes)
+    assert out.tobytes() == np.concatenate(items).tobytes()
+
+
 @pytest.mark.parametrize("options", FLASH)
 @pytest.mark.parametrize("used", [False, True])
 def test_flash_attn_varlen_func(generator, options, used):
@@ -174,7 +184,7 @@ def test_flash_attn_names_what_is_wrong(generator):
         ({"k": q[:, :3], "v": q[:, :3]}, "k: has 3 heads, expected a divisor of q's 4"),
         ({"v": q[:4]}, "v: the length is 4, expected 5"),
         ({"window_size": (-2, 0)}, r"window_size: is \(-2, 0\)"),
-        ({"alibi_slopes": np.zeros((2, 4), np.float32)}, r"alibi_slopes: is float32\[2, 4\], expected float32\[4\]"),
+        ({"alibi_slopes": np.zeros((3, 4), np.float32)}, r"alibi_slopes: is float32\[3, 4\], expected float32\[4\] or float32\[2, 4\]"),
         ({"seqused_k": [2, 4]}, r"seqused_k\[1\]: is 4, expected 0 to 3"),
         ({"out": np.zeros((5, 4, 9), np.float32)}, r"out: is float32\[5, 4, 9\], expected float32\[5, 4, 8\]"),
     ]:
@@ -235,6 +245,29 @@ def test_block_mask(generator, shape, dtype):
         sdpa(query, key, value, enable_gqa=True, block_mask=blocks.astype(np.float32), block_size=(16, 16))
     with pytest.raises(ValueError, match="block_mask is"):
         sdpa(query, key, value, enable_gqa=True, block_mask=blocks, block_size=(16, 8))
+
+
+def test_attention_weights_of_packed_sequences(generator):
+    query, key, _ = make(generator, batch=(1,), rows=14, columns=20)
+    ends = [0, 1, 10, 14], [0, 6, 6, 20]
+    packed = dict(cu_seqlens_q=ends[0], cu_seqlens_k=np.int32(ends[1]))
+    weights = polyhead.attention_weights(query, key, **packed)
+    assert weights.shape == (1, 4, 14, 20)
+    expected = np.zeros_like(weights)
+    for i in range(3):
+        rows, keys = (slice(side[i], side[i + 1]) for side in ends)
+        if keys.start < keys.stop:
+            expected[:, :, rows, keys] = polyhead.attention_weights(query[:, :, rows], key[:, :, keys])
+    np.testing.assert_allclose(weights, expected, atol=2e-6)
+    assert not weights[expected == 0].any()
+    some = polyhead.attention_weights(query, key, heads=[1], rows=[13, 0], **packed)
+    np.testing.assert_array_equal(some, weights[:, [1]][:, :, [13, 0]])
+    received = polyhead.attention_weights(query, key, received=True, **packed)
+    np.testing.assert_allclose(received, weights.sum(2), atol=1e-5)
+    with pytest.raises(ValueError, match="cu_seqlens_q and cu_seqlens_k: one of them is given"):
+        polyhead.attention_weights(query, key, cu_seqlens_q=[0, 14])
+    with pytest.raises(ValueError, match=r"cumulative_key_lengths\[1\] is 21, expected 0 to 20"):
+        polyhead.attention_weights(query, key, cu_seqlens_q=[0, 14], cu_seqlens_k=[0, 21])
 
 
 @pytest.mark.parametrize("causal", [False, True])

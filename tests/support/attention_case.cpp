@@ -79,6 +79,7 @@ AttentionInputs AttentionCase::inputs() const {
     inputs.key_segments = key_segments;
   }
   if (spec.mask.block_queries != 0) inputs.block_mask = block_mask;
+  if (spec.relative_bias.given()) inputs.relative_bias_table = relative_bias_table;
   return inputs;
 }
 
@@ -97,6 +98,7 @@ AttentionOptions AttentionCase::options() const {
   options.has_alibi = spec.has_alibi;
   options.has_sink = spec.has_sink;
   options.precision = spec.precision;
+  options.relative_bias = spec.relative_bias;
   return options;
 }
 
@@ -112,6 +114,13 @@ std::string AttentionCase::describe() const {
     if (!given) continue;
     text << ' ' << name;
     for_each_offset(*tensor, [&, values = tensor](std::int64_t offset) { text << ' ' << load(*values, offset); });
+  }
+  const RelativeBias& relative = spec.relative_bias;
+  if (relative.kind == RelativeBias::Kind::t5) {
+    text << " T5 buckets " << relative.buckets << " max_distance " << relative.max_distance
+         << (relative.bidirectional ? " bidirectional" : "");
+  } else if (relative.kind == RelativeBias::Kind::swin) {
+    text << " Swin " << relative.height << " x " << relative.width;
   }
   if (spec.dtype != DType::f32) text << ' ' << name(spec.dtype);
   if (spec.precision != Precision::strict) text << ' ' << name(spec.precision);
@@ -222,6 +231,10 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
     test.alibi_slopes = Tensor(DType::f32, {H});
     std::int64_t head = 0;
     fill(test.alibi_slopes, [&] { return std::exp2(-8.0 * static_cast<double>(++head) / static_cast<double>(H)); });
+  }
+  if (spec.relative_bias.given()) {
+    test.relative_bias_table = Tensor(DType::f32, {spec.relative_bias.table_rows(), H});
+    fill_normal(test.relative_bias_table, random);
   }
   if (spec.has_sink) {
     test.sink = Tensor(DType::f32, {H});

@@ -21,7 +21,7 @@ struct AttentionCase {
   AttentionSpec spec;  // kv_heads and value_dim never 0
   Tensor query, key, value, out, lse, key_lengths, offsets, boolean_mask, bias, alibi_slopes, sink;
   Tensor query_lengths, cumulative_query_lengths, cumulative_key_lengths, prefix_lengths, query_segments, key_segments,
-      block_mask;
+      block_mask, relative_bias_table;
 
   AttentionInputs inputs() const;  // without lse
   AttentionInputs inputs_with_lse() const;
@@ -31,7 +31,8 @@ struct AttentionCase {
 
 // Contiguous tensors of the spec's dtype, of normal random numbers; what the mask needs is there: lengths in 0 .. S or T (some
 // 0, some whole), offsets in -T .. S, a full-size boolean mask that lets seven in ten keys through, a full-size normal bias
-// with one in ten -inf. ALiBi's slopes are the usual powers of two, sinks normal with one in ten -inf. out and lse hold NaN.
+// with one in ten -inf. ALiBi's slopes are the usual powers of two, sinks normal with one in ten -inf, tables
+// of relative positions normal. out and lse hold NaN.
 // Packed sequences have lengths in 0 .. T and 0 .. S, and a few rows lie behind the last. Segments are documents one after
 // another, stretches in any order, or numbers thrown about; six in ten blocks of a block mask are visible.
 AttentionCase make_case(const AttentionSpec& spec, Random& random);

@@ -45,6 +45,38 @@ int64_t position_integer(const TensorView& view, int64_t b, int64_t i) {
                                   : static_cast<const std::int64_t*>(view.data)[offset];
 }
 
+// T5's bucket of a key `distance` behind the query: where distances share buckets, the number of whole steps is found by
+// trying them, from the definition that step k begins at the distance own * (max_distance / own)^(k / steps).
+int64_t t5_bucket(const RelativeBias& bias, long double distance) {
+  int64_t count = bias.buckets, first = 0;
+  if (bias.bidirectional) {
+    count /= 2;
+    if (distance > 0) first = count;
+  } else {
+    distance = std::min(distance, 0.0L);
+  }
+  const long double far = std::fabs(distance);
+  const int64_t own = count / 2;
+  if (far < static_cast<long double>(own)) return first + static_cast<int64_t>(far);
+  const auto steps = static_cast<long double>(count - own);
+  int64_t step = 0;
+  while (own + step + 1 < count) {
+    const long double begins =
+        static_cast<long double>(own) * std::pow(static_cast<long double>(bias.max_distance) / static_cast<long double>(own),
+                                                 static_cast<long double>(step + 1) / steps);
+    if (far < begins * (1 - 1e-12L)) break;
+    ++step;
+  }
+  return first + own + step;
+}
+
+// The row of the table that says the bias of query t and key s, whose distance is `distance`.
+int64_t relative_row(const RelativeBias& bias, int64_t t, int64_t s, long double distance) {
+  if (bias.kind == RelativeBias::Kind::t5) return t5_bucket(bias, distance);
+  const int64_t down = t / bias.width - s / bias.width, right = t % bias.width - s % bias.width;
+  return (down + bias.height - 1) * (2 * bias.width - 1) + right + bias.width - 1;
+}
+
 // What the mask says about (b, h), with the scalars already read.
 class Visibility {
  public:
@@ -68,11 +100,11 @@ class Visibility {
     }
   }
 
-  // How far query t's place lies from key s.
-  double distance(int64_t t, int64_t s) const {
-    return std::fabs(
-        static_cast<double>(static_cast<long double>(t) + static_cast<long double>(offset_) - static_cast<long double>(s)));
+  // How far behind query t's place key s lies.
+  long double behind(int64_t t, int64_t s) const {
+    return static_cast<long double>(s) - (static_cast<long double>(t) + static_cast<long double>(offset_));
   }
+  double distance(int64_t t, int64_t s) const { return static_cast<double>(std::fabs(behind(t, s))); }
 
   bool operator()(int64_t t, int64_t s) const {
     if (t >= rows_ || s >= length_) return false;
@@ -129,7 +161,7 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
         for (int64_t e = 0; e < value_dim; ++e) value_size[s] = std::max(value_size[s], std::fabs(v[e]));
       }
       const Visibility visible(inputs, mask, query_length, key_length, b, h);
-      const double slope = options.has_alibi ? broadcast_element(inputs.alibi_slopes, 0, 0, 0, h) : 0;
+      const double slope = options.has_alibi ? broadcast_element(inputs.alibi_slopes, 0, 0, b, h) : 0;
       const double sink = options.has_sink ? broadcast_element(inputs.sink, 0, 0, 0, h) : -infinity;
       for (int64_t t = 0; t < query_length; ++t) {
         const int64_t row = (b * heads + h) * query_length + t;
@@ -150,9 +182,12 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
           score[i] = scale * dot;
           if (options.softcap > 0) score[i] = options.softcap * std::tanh(score[i] / options.softcap);
           if (options.has_alibi) score[i] -= slope * visible.distance(t, s);
-          if (mask.has_bias) {
+          if (mask.has_bias || options.relative_bias.given()) {
             // A bias of -inf masks the key, also where the score that it is added to is NaN.
-            const double bias = broadcast_element(inputs.bias, b, h, t, s);
+            const double bias = mask.has_bias
+                                    ? broadcast_element(inputs.bias, b, h, t, s)
+                                    : broadcast_element(inputs.relative_bias_table, 0, 0,
+                                                        relative_row(options.relative_bias, t, s, visible.behind(t, s)), h);
             score[i] = bias == -infinity ? -infinity : score[i] + bias;
           }
           seen[i] = score[i] != -infinity;
@@ -205,6 +240,8 @@ AttentionInputs sequence_inputs(const AttentionInputs& inputs, int64_t i) {
     if (!numbers->empty()) *numbers = testing::slice(*numbers, 0, i, i + 1);
   for (TensorView* mask : {&one.boolean_mask, &one.bias, &one.block_mask})
     if (mask->rank == 4 && mask->shape[0] != 1) *mask = testing::slice(*mask, 0, i, i + 1);
+  if (one.alibi_slopes.rank == 2 && one.alibi_slopes.shape[0] != 1)
+    one.alibi_slopes = testing::slice(one.alibi_slopes, 0, i, i + 1);
   return one;
 }
 
@@ -222,15 +259,17 @@ void put_rows(const Array& from, Array& to, int64_t begin) {
           from.values[static_cast<std::size_t>(h * length * width + i)];
 }
 
-// Each packed sequence alone. Rows of none see no key. Without weights, whose keys would be others' for each sequence.
-AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions options) {
+// Each packed sequence alone. Rows of none see no key.
+AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions options, bool with_weights) {
   options.mask.is_packed = false;
   const int64_t heads = inputs.query.shape[1], total = inputs.query.shape[2], value_dim = inputs.value.shape[3];
+  const int64_t total_keys = inputs.key.shape[2];
   AttentionResult all;
   all.out = Array({1, heads, total, value_dim});
   all.lse = Array({1, heads, total}, -infinity);
   all.score_magnitude = Array({1, heads, total});
   all.value_magnitude = Array({1, heads, total});
+  if (with_weights) all.weights = Array({1, heads, total, total_keys});
   for (int64_t h = 0; options.has_sink && h < heads; ++h)
     for (int64_t t = 0; t < total; ++t) {
       all.lse.values[static_cast<std::size_t>(h * total + t)] = broadcast_element(inputs.sink, 0, 0, 0, h);
@@ -238,12 +277,18 @@ AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions
   for (int64_t i = 0; i < sequence_count(inputs); ++i) {
     const AttentionInputs one = sequence_inputs(inputs, i);
     const AttentionResult result =
-        attention_of(to_array(one.query), to_array(one.key), to_array(one.value), options, one, false);
+        attention_of(to_array(one.query), to_array(one.key), to_array(one.value), options, one, with_weights);
     const int64_t begin = batch_integer(inputs.cumulative_query_lengths, i);
     put_rows(result.out, all.out, begin);
     put_rows(result.lse, all.lse, begin);
     put_rows(result.score_magnitude, all.score_magnitude, begin);
     put_rows(result.value_magnitude, all.value_magnitude, begin);
+    const int64_t length = one.query.shape[2], keys = one.key.shape[2],
+                  key_begin = batch_integer(inputs.cumulative_key_lengths, i);
+    for (int64_t row = 0; with_weights && row < heads * length; ++row) {
+      const double* from = result.weights.row(row);
+      std::copy(from, from + keys, all.weights.row(row / length * total + begin + row % length) + key_begin);
+    }
   }
   return all;
 }
@@ -311,8 +356,7 @@ AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions&
   AttentionOptions scaled = options;
   if (!scaled.scale) scaled.scale = 1 / std::sqrt(static_cast<double>(inputs.query.shape[3]));
   if (scaled.mask.is_packed) {
-    assert(!with_weights);
-    return packed_attention(inputs, scaled);
+    return packed_attention(inputs, scaled, with_weights);
   }
   return attention_of(to_array(inputs.query), to_array(inputs.key), to_array(inputs.value), scaled, inputs, with_weights);
 }

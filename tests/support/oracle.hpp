@@ -40,7 +40,8 @@ struct AttentionResult {
 };
 
 // By the formula, reading every input but out and lse, which are not looked at. options.length_invariant and precision have no
-// meaning here. Packed sequences are computed each alone, and without weights.
+// meaning here. Packed sequences are computed each alone; their weights are
+// [1, H, all queries, all keys].
 AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights = false);
 
 // Whether the mask lets query t of (b, h) see key s, by structure and boolean mask; a bias of -inf is the score's matter.

@@ -1,0 +1,87 @@
+// What a plan says about itself, for polyhead.explain.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention_operands.hpp"
+#include "default_runtime.hpp"
+#include "errors.hpp"
+#include "modules.hpp"
+#include "polyhead/attention.hpp"
+
+namespace polyhead::python {
+
+namespace {
+
+// The value of the name that was given. Errors: invalid_argument with all names.
+template <class Value, std::size_t count>
+Value one_of(const std::string& given, const char* argument, const std::pair<const char*, Value> (&known)[count]) {
+  std::string expected;
+  for (const auto& [name, value] : known) {
+    if (given == name) return value;
+    expected += std::string(expected.empty() ? "'" : ", '") + name + "'";
+  }
+  throw invalid(std::string(argument) + ": is '" + given + "', expected one of " + expected);
+}
+
+std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::int64_t> kv_heads, std::int64_t query_length,
+                    std::int64_t key_length, std::int64_t head_dim, std::optional<std::int64_t> value_dim,
+                    const std::string& dtype, const std::optional<std::string>& causal,
+                    std::pair<std::int64_t, std::int64_t> window, const std::vector<std::string>& masks,
+                    std::optional<std::pair<std::int64_t, std::int64_t>> block_size, std::optional<double> scale,
+                    double softcap, bool alibi, bool sink, nb::handle relative_bias, bool length_invariant,
+                    nb::handle precision, bool text) {
+  static constexpr std::pair<const char*, DType> types[] = {
+      {"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16}};
+  static constexpr std::pair<const char*, Causal> alignments[] = {
+      {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}, {"offset", Causal::offset}};
+  static constexpr std::pair<const char*, Mask (*)()> parts[] = {
+      {"key_lengths", &Mask::key_lengths}, {"query_lengths", &Mask::query_lengths},
+      {"offsets", &Mask::offsets},         {"packed", &Mask::packed},
+      {"prefix", &Mask::prefix},           {"segments", &Mask::segments},
+      {"boolean", &Mask::boolean},         {"bias", &Mask::bias}};
+  AttentionSpec spec;
+  spec.batch = batch;
+  spec.heads = heads;
+  spec.kv_heads = kv_heads.value_or(0);
+  spec.query_length = query_length;
+  spec.key_length = key_length;
+  spec.head_dim = head_dim;
+  spec.value_dim = value_dim.value_or(0);
+  spec.dtype = one_of(dtype, "dtype", types);
+  if (causal) {
+    spec.mask = Mask::causal(one_of(*causal, "causal", alignments));
+    if (spec.mask.causality == Causal::offset) spec.mask = spec.mask & Mask::offsets();
+  }
+  spec.mask = spec.mask & Mask::window(window.first, window.second);
+  for (const std::string& part : masks) spec.mask = spec.mask & one_of(part, "masks", parts)();
+  if (block_size) spec.mask = spec.mask & Mask::blocks(block_size->first, block_size->second);
+  spec.scale = scale;
+  spec.softcap = softcap;
+  spec.has_alibi = alibi;
+  spec.has_sink = sink;
+  spec.length_invariant = length_invariant;
+  spec.precision = to_precision(precision);
+  borrow_relative_bias(relative_bias, spec.relative_bias);
+  const AttentionPlan plan(spec, default_runtime());
+  return text ? plan.explain() : plan.explain_json();
+}
+
+}  // namespace
+
+void register_explain(nb::module_& module) {
+  module.def("_explain", &explain, nb::arg("batch"), nb::arg("heads"), nb::arg("kv_heads").none(), nb::arg("query_length"),
+             nb::arg("key_length"), nb::arg("head_dim"), nb::arg("value_dim").none(), nb::arg("dtype"),
+             nb::arg("causal").none(), nb::arg("window"), nb::arg("masks"), nb::arg("block_size").none(),
+             nb::arg("scale").none(), nb::arg("softcap"), nb::arg("alibi"), nb::arg("sink"), nb::arg("relative_bias").none(),
+             nb::arg("length_invariant"), nb::arg("precision").none(), nb::arg("text"));
+}
+
+}  // namespace polyhead::python

@@ -1,0 +1,21 @@
+// Keys and values that lie in pages of the caller's own arrays, found by a block table.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/attention_work.hpp"
+#include "polyhead/attention.hpp"
+
+namespace polyhead::api {
+
+// Checks all but the table's numbers: those of the pages that are read are checked as they are. Returns the number of keys that
+// a row of the table has room for.
+std::int64_t check_block_table(const AttentionSpec& spec, const AttentionInputs& inputs, std::int64_t batch);
+
+// Bytes of memory that read_block_table wants.
+std::size_t block_table_bytes(const AttentionInputs& inputs);
+
+// Fills in the operands' pages, in `memory`. Their key_lengths, keys, values and strides are there.
+void read_block_table(const AttentionInputs& inputs, void* memory, plan::AttentionOperands* operands);
+
+}  // namespace polyhead::api

@@ -1,0 +1,156 @@
+#include "plan/explanation.hpp"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+namespace polyhead::plan {
+namespace {
+
+// %.9g, with a point whatever the locale, and 0 for what is no number.
+std::string number_text(double value) {
+  if (!std::isfinite(value)) return "0";
+  char text[40];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  for (char* c = text; *c; ++c) {
+    if (std::strchr("0123456789+-e", *c) == nullptr) *c = '.';
+  }
+  return text;
+}
+
+// A JSON object or array, written as it is told. A library's writer would add a tenth to the smallest build.
+class JsonWriter {
+ public:
+  explicit JsonWriter(char open) : text_(1, open), close_(open == '{' ? '}' : ']') {}
+
+  JsonWriter& add(const char* key, const std::string& value) { return raw(key, quoted(value)); }
+  JsonWriter& add(const char* key, const char* value) { return raw(key, quoted(value)); }
+  JsonWriter& add(const char* key, std::int64_t value) { return raw(key, std::to_string(value)); }
+  JsonWriter& add(const char* key, int value) { return raw(key, std::to_string(value)); }
+  JsonWriter& add(const char* key, double value) { return raw(key, number_text(value)); }
+  JsonWriter& add(const char* key, bool value) { return raw(key, value ? "true" : "false"); }
+  // A value that is JSON already; no key in an array.
+  JsonWriter& raw(const char* key, const std::string& value) {
+    if (text_.size() > 1) text_ += ", ";
+    if (key) text_ += quoted(key) + ": ";
+    text_ += value;
+    return *this;
+  }
+  std::string done() const { return text_ + close_; }
+
+  static std::string quoted(const std::string& value) {
+    std::string text = "\"";
+    for (const char c : value) {
+      const auto code = static_cast<unsigned char>(c);
+      if (code < 0x20 || code >= 0x7f) {
+        char escaped[8];
+        std::snprintf(escaped, sizeof escaped, "\\u%04x", code);
+        text += escaped;
+        continue;
+      }
+      if (c == '"' || c == '\\') text += '\\';
+      text += c;
+    }
+    return text + '"';
+  }
+
+ private:
+  std::string text_;
+  char close_;
+};
+
+std::string relative_bias_json(const RelativeBias& bias) {
+  JsonWriter json('{');
+  switch (bias.kind) {
+    case RelativeBias::Kind::none:
+      return "null";
+    case RelativeBias::Kind::t5:
+      json.add("kind", "t5").add("buckets", bias.buckets).add("max_distance", bias.max_distance);
+      json.add("bidirectional", bias.bidirectional);
+      break;
+    case RelativeBias::Kind::swin:
+      json.add("kind", "swin").add("height", bias.height).add("width", bias.width);
+      break;
+  }
+  return json.done();
+}
+
+}  // namespace
+
+std::string to_text(const Explanation& e) {
+  char line[512];
+  std::string text;
+  const auto add = [&](const char* format, auto... values) {
+    std::snprintf(line, sizeof line, format, values...);
+    text += line;
+  };
+  const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
+  add("kernel       %s (%s)\n", e.kernel.c_str(), e.reason.c_str());
+  if (!e.rest_kernel.empty()) {
+    add("             %s for the last %lld row%s of a kv head, which would leave most of a vector idle\n",
+        e.rest_kernel.c_str(), number(e.rest_rows), e.rest_rows > 1 ? "s" : "");
+  }
+  add("precision    %s\n",
+      e.precision_asked == e.precision ? e.precision.c_str() : "fast: computed as strict, no faster kernel serves this");
+  add("dtype        %s\n", e.dtype.c_str());
+  add("shape        batch %lld, heads %lld, kv_heads %lld, query_length %lld, key_length %lld, head_dim %lld, value_dim %lld\n",
+      number(e.batch), number(e.heads), number(e.kv_heads), number(e.query_length), number(e.key_length), number(e.head_dim),
+      number(e.value_dim));
+  add("blocks       %lld rows x %lld keys; rows of one kv head: %lld (%lld query heads stacked)\n", number(e.row_block),
+      number(e.key_block), number(e.rows), number(e.group));
+  if (e.key_split != 0) {
+    add("key splits   every %lld keys, merged in ascending order, %s\n", number(e.key_split), e.splits_run.c_str());
+  }
+  add("tiles        %lld skipped, %lld full, %lld partial (by structure, at the largest shape%s%s)\n", number(e.tiles_skipped),
+      number(e.tiles_full), number(e.tiles_partial), e.tiles_at_run_time.empty() ? "" : "; ", e.tiles_at_run_time.c_str());
+  if (e.by_sequences) {
+    add("work         cut at run time by each sequence's own lengths, heaviest first; about %.3g ms on one thread at most\n",
+        e.one_thread_ms);
+  } else {
+    add("work         %lld pieces of up to %lld rows, %lld graph nodes, about %.3g ms on one thread\n", number(e.pieces),
+        number(e.rows_per_piece), number(e.nodes), e.one_thread_ms);
+  }
+  add("threads      %d%s\n", e.threads, e.runs_inline ? " (runs inline on the caller's thread)" : "");
+  add("expected     about %.3g ms\n", e.expected_ms);
+  add("scale        %.9g\n", e.scale);
+  if (e.softcap > 0) add("softcap      %.9g\n", e.softcap);
+  if (e.alibi) text += "ALiBi        a slope a query head\n";
+  if (e.relative_bias.kind == RelativeBias::Kind::t5) {
+    add("relative     T5, %lld buckets, read along diagonals of a row of distances a head\n", number(e.relative_bias.buckets));
+  } else if (e.relative_bias.kind == RelativeBias::Kind::swin) {
+    add("relative     Swin, windows of %lld x %lld, read by window row and column\n", number(e.relative_bias.height),
+        number(e.relative_bias.width));
+  }
+  if (e.sink) text += "sink         a logit a query head, joins finished rows\n";
+  for (const std::string& why : e.not_faster) text += "not faster   " + why + "\n";
+  add("workspace    %zu bytes\n", e.workspace_bytes);
+  return text;
+}
+
+std::string to_json(const Explanation& e) {
+  JsonWriter rest('{'), shape('{'), splits('{'), tiles('{'), work('{'), not_faster('['), all('{');
+  shape.add("batch", e.batch).add("heads", e.heads).add("kv_heads", e.kv_heads).add("query_length", e.query_length);
+  shape.add("key_length", e.key_length).add("head_dim", e.head_dim).add("value_dim", e.value_dim);
+  splits.add("keys", e.key_split).add("run", e.splits_run);
+  tiles.add("rows", e.row_block).add("keys", e.key_block).add("skipped", e.tiles_skipped).add("full", e.tiles_full);
+  tiles.add("partial", e.tiles_partial).add("at_run_time", e.tiles_at_run_time);
+  work.add("cut_at_run_time", e.by_sequences);
+  if (!e.by_sequences) work.add("pieces", e.pieces).add("rows_per_piece", e.rows_per_piece).add("nodes", e.nodes);
+  for (const std::string& why : e.not_faster) not_faster.raw(nullptr, JsonWriter::quoted(why));
+  rest.add("kernel", e.rest_kernel).add("rows", e.rest_rows);
+  all.add("kernel", e.kernel)
+      .raw("rest", e.rest_kernel.empty() ? "null" : rest.done())
+      .add("reason", e.reason)
+      .add("isa", e.isa)
+      .add("dtype", e.dtype);
+  all.add("precision", e.precision).add("precision_asked", e.precision_asked).raw("shape", shape.done());
+  all.add("rows_of_a_kv_head", e.rows).add("query_heads_stacked", e.group);
+  all.raw("key_splits", e.key_split ? splits.done() : "null").raw("tiles", tiles.done()).raw("work", work.done());
+  all.add("threads", e.threads).add("runs_inline", e.runs_inline).add("one_thread_ms", e.one_thread_ms);
+  all.add("expected_ms", e.expected_ms).add("scale", e.scale).add("softcap", e.softcap).add("alibi", e.alibi);
+  all.add("sink", e.sink).raw("relative_bias", relative_bias_json(e.relative_bias)).raw("not_faster", not_faster.done());
+  all.add("workspace_bytes", static_cast<std::int64_t>(e.workspace_bytes));
+  return all.done();
+}
+
+}  // namespace polyhead::plan

@@ -1,0 +1,223 @@
+// The table of docs/features.md: every pair of features works against the oracle, or is refused with the words that the table
+// gives; and random triples. What a row must not see is NaN: keys that no row sees, and some that some rows see and others do
+// not. POLYHEAD_TEST_SEED chooses other numbers, POLYHEAD_TEST_ITERATIONS how many triples and, by the hundreds, how many
+// rounds of pairs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/attention_case.hpp"
+
+namespace polyhead::testing {
+namespace {
+
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+struct Feature {
+  const char* name;
+  std::function<void(AttentionSpec&)> add;
+};
+
+bool has_name(const Feature& feature, std::initializer_list<const char*> names) {
+  return std::any_of(names.begin(), names.end(), [&](const char* name) { return std::string(feature.name) == name; });
+}
+
+const std::vector<Feature>& features() {
+  static const std::vector<Feature> all = {
+      {"causal top-left", [](AttentionSpec& s) { s.mask = s.mask & Mask::causal(Causal::top_left); }},
+      {"causal bottom-right", [](AttentionSpec& s) { s.mask = s.mask & Mask::causal(Causal::bottom_right); }},
+      {"causal offset", [](AttentionSpec& s) { s.mask = s.mask & Mask::causal(Causal::offset) & Mask::offsets(); }},
+      {"offsets", [](AttentionSpec& s) { s.mask = s.mask & Mask::offsets(); }},
+      {"window", [](AttentionSpec& s) { s.mask = s.mask & Mask::window(30, 9); }},
+      {"key lengths", [](AttentionSpec& s) { s.mask = s.mask & Mask::key_lengths(); }},
+      {"query lengths", [](AttentionSpec& s) { s.mask = s.mask & Mask::query_lengths(); }},
+      {"packed", [](AttentionSpec& s) { s.mask = s.mask & Mask::packed(); }},
+      {"prefix", [](AttentionSpec& s) { s.mask = s.mask & Mask::prefix(); }},  // beside a causal alignment, see spec_of
+      {"segments", [](AttentionSpec& s) { s.mask = s.mask & Mask::segments(); }},
+      {"low blocks", [](AttentionSpec& s) { s.mask = s.mask & Mask::blocks(3, 20); }},
+      {"high blocks", [](AttentionSpec& s) { s.mask = s.mask & Mask::blocks(16, 32); }},
+      {"boolean", [](AttentionSpec& s) { s.mask = s.mask & Mask::boolean(); }},
+      {"bias", [](AttentionSpec& s) { s.mask = s.mask & Mask::bias(); }},
+      {"softcap", [](AttentionSpec& s) { s.softcap = 2.0; }},
+      {"ALiBi", [](AttentionSpec& s) { s.has_alibi = true; }},
+      {"sink", [](AttentionSpec& s) { s.has_sink = true; }},
+      {"scale", [](AttentionSpec& s) { s.scale = -0.3; }},
+      {"length invariant", [](AttentionSpec& s) { s.length_invariant = true; }},
+      {"fast", [](AttentionSpec& s) { s.precision = Precision::fast; }},
+      {"T5", [](AttentionSpec& s) { s.relative_bias = RelativeBias::t5(16, 60, false); }},
+      {"T5, both directions", [](AttentionSpec& s) { s.relative_bias = RelativeBias::t5(); }},
+      {"Swin", [](AttentionSpec& s) { s.relative_bias = RelativeBias::swin(10, 9); }},
+  };
+  return all;
+}
+
+constexpr std::int64_t longest = 90;  // Swin's window holds it
+
+// Values of one setting, of which a call has one.
+bool exclude_each_other(const Feature& a, const Feature& b) {
+  const auto both = [&](std::initializer_list<const char*> names) { return has_name(a, names) && has_name(b, names); };
+  return both({"causal top-left", "causal bottom-right", "causal offset"}) || both({"low blocks", "high blocks"}) ||
+         both({"T5", "T5, both directions", "Swin"});
+}
+
+// What the refusal of a pair says; null: the pair works.
+const char* refusal(const Feature& a, const Feature& b) {
+  const auto pair = [&](std::initializer_list<const char*> one, std::initializer_list<const char*> other) {
+    return (has_name(a, one) && has_name(b, other)) || (has_name(b, one) && has_name(a, other));
+  };
+  if (pair({"offsets"}, {"causal top-left", "causal bottom-right", "prefix"}))
+    return "has_offsets is true, expected false, since the causal alignment fixes the offset";
+  if (pair({"packed"}, {"segments"}))
+    return "has_segments is true, expected false for packed sequences: give each document as one of them";
+  if (pair({"bias"}, {"T5", "T5, both directions", "Swin"}))
+    return "AttentionSpec.mask.has_bias is true, expected false beside a relative bias";
+  if (pair({"Swin"}, {"causal top-left", "causal bottom-right", "causal offset", "offsets", "window", "prefix", "ALiBi"}))
+    return "AttentionSpec.relative_bias is Swin's together with a causal alignment, a window, offsets or ALiBi";
+  return nullptr;
+}
+
+AttentionSpec spec_of(const std::vector<const Feature*>& chosen, Random& random) {
+  AttentionSpec spec = attention_spec(random.integer(1, 3), 4, random.choice<std::int64_t>({1, 2, 4}),
+                                      random.chance(0.4) ? random.integer(1, 3) : random.integer(4, longest),
+                                      random.integer(1, longest), random.choice<std::int64_t>({8, 24, 56}), 0);
+  spec.value_dim = random.chance(0.7) ? spec.head_dim : 20;
+  for (const Feature* feature : chosen) feature->add(spec);
+  if (spec.mask.is_packed) {  // so many sequences of that
+    spec.query_length = std::min<std::int64_t>(spec.query_length, 30);
+    spec.key_length = std::min<std::int64_t>(spec.key_length, 40);
+  }
+  if (spec.mask.has_prefix && spec.mask.causality == Causal::none) spec.mask = spec.mask & Mask::causal(Causal::top_left);
+  return spec;
+}
+
+// NaN in keys and values that no row of their kv head sees, and in about two that some see.
+void poison(const AttentionCase& test, Random& random) {
+  const auto& shape = test.key.view().shape;
+  const std::int64_t rows = test.query.view().shape[2], group = test.spec.heads / test.spec.kv_heads;
+  const AttentionInputs inputs = test.inputs();
+  for (std::int64_t b = 0; b < shape[0]; ++b)
+    for (std::int64_t g = 0; g < shape[1]; ++g)
+      for (std::int64_t s = 0; s < shape[2]; ++s) {
+        bool seen = false;
+        for (std::int64_t row = 0; row < rows * group && !seen; ++row)
+          seen = oracle::allowed(inputs, test.spec.mask, b, g * group + row % group, row / group, s);
+        if (seen && !random.chance(2.0 / static_cast<double>(shape[1] * shape[2]))) continue;
+        const bool in_key = !seen || random.chance(0.5), in_value = !seen || !in_key;
+        if (in_key) test.key.set({b, g, s, random.integer(0, test.spec.head_dim - 1)}, not_a_number);
+        if (in_value) test.value.set({b, g, s, random.integer(0, test.spec.value_dim - 1)}, not_a_number);
+      }
+}
+
+// The weights of all rows on every instruction set.
+::testing::AssertionResult weights_match(const AttentionCase& test, const std::string& where) {
+  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true);
+  const Tensor weights(
+      DType::f32, {expected.weights.shape[0], expected.weights.shape[1], expected.weights.shape[2], expected.weights.shape[3]});
+  AttentionWeightsRequest request;
+  request.weights = weights;
+  for (const Isa isa : available_isas()) {
+    fill(weights, not_a_number);
+    attention_weights(runtime_on(isa, 1), test.inputs(), test.options(), request);
+    const auto keys = static_cast<std::size_t>(std::max<std::int64_t>(expected.weights.shape[3], 1));
+    for (std::size_t i = 0; i < expected.weights.values.size(); ++i) {
+      const double right = expected.weights.values[i], weight = static_cast<double>(weights.f32()[i]);
+      const std::size_t row = i / keys;
+      if (std::isnan(expected.lse.values[row])) continue;  // a NaN that the row sees
+      const double bound = 2e-6 + 0x1p-22 * expected.score_magnitude.values[row];
+      if (std::fabs(weight - right) <= bound && (right != 0 || weight == 0)) continue;
+      return ::testing::AssertionFailure() << where << ", " << name(isa) << ": weight " << i << " is " << weight
+                                           << ", expected " << right << "; " << test.describe();
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+std::string names_of(const std::vector<const Feature*>& chosen) {
+  std::string names;
+  for (const Feature* feature : chosen) names += (names.empty() ? "" : " + ") + std::string(feature->name);
+  return names;
+}
+
+::testing::AssertionResult works(const std::vector<const Feature*>& chosen, DType dtype, std::uint64_t seed) {
+  Random random(seed);
+  AttentionSpec spec = spec_of(chosen, random);
+  spec.dtype = dtype;
+  const AttentionCase test = make_case(spec, random);
+  if (spec.has_alibi && random.chance(0.5)) {
+    AttentionCase items = test;
+    items.alibi_slopes = Tensor(DType::f32, {spec.batch, spec.heads});
+    fill_normal(items.alibi_slopes, random, 0.2);
+    poison(items, random);
+    return run_everywhere(items, names_of(chosen) + ", slopes of items, seed " + std::to_string(seed));
+  }
+  poison(test, random);
+  const std::string where = names_of(chosen) + ", seed " + std::to_string(seed);
+  if (auto result = run_everywhere(test, where); !result) return result;
+  if (dtype != DType::f32 || spec.precision != Precision::strict) return ::testing::AssertionSuccess();
+  return weights_match(test, where);
+}
+
+std::int64_t iterations() {
+  return environment_integer("POLYHEAD_TEST_ITERATIONS", 300);
+}
+
+TEST(AttentionPairs, EveryPairWorksOrIsRefusedAsTheTableSays) {
+  const std::int64_t seed = environment_integer("POLYHEAD_TEST_SEED", 20261130),
+                     rounds = std::max<std::int64_t>(1, iterations() / 300);
+  std::printf("    POLYHEAD_TEST_SEED=%lld, %lld rounds\n", static_cast<long long>(seed), static_cast<long long>(rounds));
+  const std::vector<DType> dtypes = attention_dtypes();
+  std::uint64_t call = 0;
+  for (std::int64_t round = 0; round < rounds; ++round)
+    for (std::size_t i = 0; i < features().size(); ++i)
+      for (std::size_t j = i; j < features().size(); ++j) {
+        const Feature &a = features()[i], &b = features()[j];
+        if (exclude_each_other(a, b) && i != j) continue;
+        ++call;
+        if (const char* words = i == j ? nullptr : refusal(a, b)) {
+          Random random(static_cast<std::uint64_t>(seed) + call);
+          try {
+            AttentionPlan(spec_of({&a, &b}, random), runtime_on(default_isa()));
+            ADD_FAILURE() << a.name << " + " << b.name << " was accepted";
+          } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find(words), std::string::npos)
+                << a.name << " + " << b.name << ": " << error.what();
+          }
+          continue;
+        }
+        // Long runs take every data type for every pair, quick ones each in turn.
+        for (std::size_t d = 0; d < (rounds > 1 ? dtypes.size() : 1); ++d) {
+          const DType dtype = dtypes[(call + d) % dtypes.size()];
+          ASSERT_TRUE(works({&a, &b}, dtype, static_cast<std::uint64_t>(seed) + call * 16 + d));
+        }
+      }
+  std::printf("    %llu pairs, largest error: %.3f of the bound\n", static_cast<unsigned long long>(call), take_worst_ratio());
+}
+
+TEST(AttentionPairs, RandomTriplesWork) {
+  const std::int64_t seed = environment_integer("POLYHEAD_TEST_SEED", 20261130);
+  std::printf("    POLYHEAD_TEST_SEED=%lld, %lld triples\n", static_cast<long long>(seed),
+              static_cast<long long>(iterations()));
+  const std::vector<DType> dtypes = attention_dtypes();
+  Random random(static_cast<std::uint64_t>(seed));
+  const auto size = static_cast<std::int64_t>(features().size());
+  for (std::int64_t i = 0; i < iterations();) {
+    std::vector<const Feature*> chosen;
+    for (int k = 0; k < 3; ++k) chosen.push_back(&features()[static_cast<std::size_t>(random.integer(0, size - 1))]);
+    const auto clash = [&](std::size_t k, std::size_t l) {
+      return chosen[k] == chosen[l] || exclude_each_other(*chosen[k], *chosen[l]) || refusal(*chosen[k], *chosen[l]) != nullptr;
+    };
+    if (clash(0, 1) || clash(0, 2) || clash(1, 2)) continue;
+    ++i;
+    ASSERT_TRUE(works(chosen, random.choice(dtypes), random.bits() >> 1));
+  }
+  std::printf("    largest error: %.3f of the bound\n", take_worst_ratio());
+}
+
+}  // namespace
+}  // namespace polyhead::testing

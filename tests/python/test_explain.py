@@ -1,0 +1,39 @@
+"""explain(): what a plan says about itself."""
+
+import numpy as np
+import polyhead
+import pytest
+
+SIZES = dict(batch=2, heads=8, kv_heads=2, query_length=512, key_length=512, head_dim=64)
+
+
+def test_a_dict_and_the_same_as_text():
+    told = polyhead.explain(**SIZES, causal="bottom_right", softcap=30.0)
+    assert told["shape"] == {**SIZES, "value_dim": 64}
+    assert told["isa"] == polyhead.info()["isa"] and told["kernel"].startswith("attention_f32")
+    assert told["softcap"] == 30 and told["alibi"] is False and told["relative_bias"] is None
+    assert told["tiles"]["skipped"] > 0 and told["expected_ms"] > 0
+    assert any("softcap" in why for why in told["not_faster"])
+    text = polyhead.explain(**SIZES, causal="bottom_right", softcap=30.0, text=True)
+    assert told["kernel"] in text and f"workspace    {told['workspace_bytes']} bytes" in text
+
+
+def test_every_part_of_a_mask():
+    told = polyhead.explain(**SIZES, masks=["packed", "boolean"], window=(63, 0), alibi=True, dtype="bfloat16", precision="fast")
+    assert told["work"] == {"cut_at_run_time": True} and told["dtype"] == "bf16"
+    table = np.zeros((32, 8), np.float32)
+    told = polyhead.explain(**SIZES, relative_bias=polyhead.T5Bias(table), scale=1.0, block_size=(128, 128))
+    assert told["relative_bias"] == {"kind": "t5", "buckets": 32, "max_distance": 128, "bidirectional": True}
+    assert told["scale"] == 1.0
+
+
+def test_names_what_is_wrong():
+    for changes, message in [
+        ({"causal": "yes"}, "causal: is 'yes', expected one of 'top_left', 'bottom_right', 'offset'"),
+        ({"masks": ["lengths"]}, "masks: is 'lengths', expected one of 'key_lengths'"),
+        ({"dtype": "float64"}, "dtype: is 'float64'"),
+        ({"kv_heads": 3}, "kv_heads is 3"),
+        ({"masks": ["prefix"]}, "has_prefix is true"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            polyhead.explain(**{**SIZES, **changes})
