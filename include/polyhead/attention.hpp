@@ -19,6 +19,7 @@
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"
+#include "polyhead/score_tile.hpp"
 #include "polyhead/tensor.hpp"
 
 namespace polyhead {
@@ -48,6 +49,9 @@ struct AttentionSpec {
   // sink is given: exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0.
   bool has_sink = false;
   Precision precision = Precision::strict;
+  // The caller's own function of scores, after softcap and before bias, ALiBi and mask. Its context may be given anew in each
+  // run.
+  ScoreMod score_mod{};
 };
 
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
@@ -80,6 +84,7 @@ struct AttentionInputs {
   // bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)]; true = attend; given exactly when
   // the mask has blocks. The blocks of a packed sequence begin with its own first query and key.
   TensorView block_mask{};
+  void* score_mod_context = nullptr;  // for the spec's score_mod, instead of its own context; null: that
 };
 
 class KvCache;
@@ -100,6 +105,7 @@ struct CachedAttentionInputs {
   TensorView bias{};
   TensorView alibi_slopes{};
   TensorView sink{};
+  void* score_mod_context = nullptr;
 };
 
 struct RunOptions {
@@ -120,7 +126,7 @@ class POLYHEAD_EXPORT AttentionPlan {
   // Errors: invalid_argument, naming the field; unsupported for a dtype that no kernel of this build serves.
   AttentionPlan(const AttentionSpec& spec, const Runtime& runtime);
 
-  // Steady state allocates nothing. Errors: invalid_argument, naming the input; cancelled.
+  // Steady state allocates nothing. Errors: invalid_argument, naming the input; cancelled; whatever a score_mod throws.
   void run(const AttentionInputs& inputs, const RunOptions& options = {}) const;
   // The spec's mask has key lengths, which are the cache's; its key_length is at least the longest sequence's, over a ring
   // KvCache::plan_key_length(). Over a ring the mask is causal, bottom-right, and T such that every query's window is there.
@@ -144,6 +150,7 @@ struct AttentionOptions {
   bool has_alibi = false;
   bool has_sink = false;
   Precision precision = Precision::strict;
+  ScoreMod score_mod{};
 };
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options = {});
 

@@ -12,6 +12,7 @@
 #include "api/head_operands.hpp"
 #include "api/mask_inputs.hpp"
 #include "api/runtime_state.hpp"
+#include "api/score_mod_run.hpp"
 #include "api/sequence_inputs.hpp"
 #include "dispatch/kernel_table.hpp"
 #include "plan/attention_plan.hpp"
@@ -40,6 +41,7 @@ using api::check_precision;
 using api::check_tensor;
 using api::fail;
 using api::read_heads;
+using api::ScoreModRun;
 
 bool is_served(DType dtype) {
   const std::vector<DType>& served = dispatch::attention_dtypes();
@@ -58,6 +60,18 @@ std::string served_dtypes() {
 
 void check_size(const char* name, std::int64_t value, std::int64_t least) {
   if (value < least) fail(name, std::to_string(value), std::to_string(least) + " or more");
+}
+
+void check_score_mod(const ScoreMod& mod) {
+  if (mod.empty()) {
+    const ScoreFunctions& functions = mod.functions;
+    if (mod.classify || functions.sse4 || functions.avx2 || functions.avx512) {
+      fail("AttentionSpec.score_mod.functions.baseline", "null", "a function, where any part of a score_mod is given");
+    }
+    return;
+  }
+  if (mod.name == nullptr) fail("AttentionSpec.score_mod.name", "null", "a text");
+  if (*mod.name == '\0') fail("AttentionSpec.score_mod.name", "empty", "a text");
 }
 
 // Fills in what a spec leaves open, and checks it.
@@ -87,6 +101,7 @@ AttentionSpec resolve(AttentionSpec spec) {
   }
   check_mask("AttentionSpec.mask", spec.mask);
   check_precision("AttentionSpec.precision", spec.precision);
+  check_score_mod(spec.score_mod);
   if (!is_served(spec.dtype)) {
     throw Error(ErrorCode::unsupported,
                 std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves " + served_dtypes());
@@ -163,11 +178,16 @@ class AttentionPlanState {
  public:
   AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
       : spec_(resolve(spec)),
-        plan_(shape_of(spec_), spec_.mask, {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink},
+        isa_(runtime.isa()),
+        plan_(shape_of(spec_), spec_.mask,
+              {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink,
+               spec_.score_mod.empty() ? std::string() : spec_.score_mod.name, spec_.score_mod.classify != nullptr},
               spec_.length_invariant, spec_.precision, runtime.state()->kernels(), runtime.state()->scheduler()) {}
 
-  // With a cache, keys, values and lengths are its, and `inputs` has the rest.
-  void run(const AttentionInputs& inputs, const RunOptions& options, const CachedAttentionInputs* cached = nullptr) const {
+  // With a cache, keys, values and lengths are its, and `inputs` has the rest. `context`: the score_mod's where inputs have
+  // none.
+  void run(const AttentionInputs& inputs, const RunOptions& options, const CachedAttentionInputs* cached = nullptr,
+           void* context = nullptr) const {
     const plan::AttentionShape shape = check_shapes(inputs, cached);
     if (options.workspace) {
       if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0) {
@@ -180,6 +200,8 @@ class AttentionPlanState {
     }
     const plan::AttentionPlan::LeaseHandle lease(plan_, options.workspace);
     plan::AttentionOperands operands = read_operands(inputs, shape, lease, cached);
+    ScoreModRun score_mod(spec_.score_mod, inputs.score_mod_context ? inputs.score_mod_context : context, isa_);
+    operands.scores.mod = score_mod.for_kernel();
     check_outputs(inputs);
     if (options.cancel && options.cancel->load(std::memory_order_relaxed))
       throw Error(ErrorCode::cancelled, "cancelled by the caller");
@@ -214,6 +236,7 @@ class AttentionPlanState {
       byte_strides(inputs.lse, operands.lse_strides);
     }
     plan_.run(lease, operands, options.cancel);
+    score_mod.rethrow();
     if (out_is_packed) copy_tensor(plan_.scheduler(), out, inputs.out);
   }
 
@@ -221,14 +244,16 @@ class AttentionPlanState {
   const plan::AttentionPlan& plan() const noexcept { return plan_; }
 
   // value, out and lse are not looked at.
-  void run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
-                   const dispatch::KernelTable& kernels) const {
+  void run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request, const dispatch::KernelTable& kernels,
+                   void* context) const {
     if (spec_.mask.is_packed) {
       throw Error(ErrorCode::unsupported, "attention_weights: the mask is packed; expected a call for each sequence");
     }
     const plan::AttentionShape shape = check_query_and_key(inputs);
     const plan::AttentionPlan::LeaseHandle lease(plan_, nullptr);
     plan::AttentionOperands operands = read_operands(inputs, shape, lease);
+    ScoreModRun score_mod(spec_.score_mod, inputs.score_mod_context ? inputs.score_mod_context : context, isa_);
+    operands.scores.mod = score_mod.for_kernel();
     const std::vector<std::int64_t> heads = read_choice("heads", request.heads, shape.heads),
                                     rows = read_choice("rows", request.rows, shape.query_length);
     plan::WeightsOperands wanted;
@@ -284,6 +309,7 @@ class AttentionPlanState {
     byte_strides(query, operands.query_strides);
     byte_strides(key, operands.key_strides);
     plan::run_weights(operands, wanted, kernels, plan_.scheduler());
+    score_mod.rethrow();
   }
 
  private:
@@ -360,6 +386,9 @@ class AttentionPlanState {
     api::check_sequences_given(spec_.mask, sequence_tensors(inputs));
     api::check_given("alibi_slopes", inputs.alibi_slopes, spec_.has_alibi, "ALiBi", "spec");
     api::check_given("sink", inputs.sink, spec_.has_sink, "sink", "spec");
+    if (inputs.score_mod_context && spec_.score_mod.empty()) {
+      fail("score_mod_context", "given", "none, since the spec has no score_mod");
+    }
     return shape;
   }
 
@@ -419,6 +448,7 @@ class AttentionPlanState {
   }
 
   AttentionSpec spec_;
+  Isa isa_;
   plan::AttentionPlan plan_;
 };
 
@@ -494,6 +524,8 @@ void fill_in_options(const AttentionOptions& options, AttentionSpec* spec) {
   spec->has_alibi = options.has_alibi;
   spec->has_sink = options.has_sink;
   spec->precision = options.precision;
+  spec->score_mod = options.score_mod;
+  spec->score_mod.context = nullptr;  // handed over with each call, so that calls with contexts of their own share a plan
 }
 
 // From the runtime's cache, or made for it.
@@ -514,6 +546,11 @@ std::shared_ptr<const detail::AttentionPlanState> find_plan(const Runtime& runti
        {mask.has_key_lengths, mask.has_offsets, mask.has_boolean, mask.has_bias, mask.has_query_lengths, mask.is_packed,
         mask.has_prefix, mask.has_segments, spec.length_invariant, spec.scale.has_value(), spec.has_alibi, spec.has_sink}) {
     flags = flags << 1 | static_cast<std::uint64_t>(flag);
+  }
+  if (const ScoreMod& mod = spec.score_mod; !mod.empty()) {
+    const auto address = [](auto pointer) { return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(pointer)); };
+    key.add(address(mod.functions.baseline)).add(address(mod.functions.sse4)).add(address(mod.functions.avx2));
+    key.add(address(mod.functions.avx512)).add(address(mod.classify));
   }
   key.add(flags << 16 | static_cast<std::uint64_t>(spec.dtype) << 8 | static_cast<std::uint64_t>(spec.precision));
   return runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
@@ -545,7 +582,7 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
   check_size("value's value_dim", spec.value_dim, 1);
   fill_in_options(options, &spec);
   if (spec.mask.is_packed) measure_sequences(inputs, spec);
-  api::entry([&] { find_plan(runtime, spec)->run(inputs, {}); });
+  api::entry([&] { find_plan(runtime, spec)->run(inputs, {}, nullptr, options.score_mod.context); });
 }
 
 void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, const AttentionOptions& options) {
@@ -572,7 +609,7 @@ void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, cons
     for (std::int64_t i = 0; i < cache.sequences; ++i) longest = std::max(longest, inputs.cache->length(i));
     spec.key_length = bucket(longest);
   }
-  api::entry([&] { find_plan(runtime, spec)->run(api::without_cache(inputs), {}, &inputs); });
+  api::entry([&] { find_plan(runtime, spec)->run(api::without_cache(inputs), {}, &inputs, options.score_mod.context); });
 }
 
 void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options,
@@ -592,7 +629,7 @@ void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, co
   fill_in_options(options, &spec);
   api::entry([&] {
     const detail::AttentionPlanState state(spec, runtime);
-    state.run_weights(inputs, request, runtime.state()->kernels());
+    state.run_weights(inputs, request, runtime.state()->kernels(), options.score_mod.context);
   });
 }
 

@@ -52,6 +52,7 @@ AttentionInputs without_cache(const CachedAttentionInputs& inputs) {
   rest.bias = inputs.bias;
   rest.alibi_slopes = inputs.alibi_slopes;
   rest.sink = inputs.sink;
+  rest.score_mod_context = inputs.score_mod_context;
   return rest;
 }
 

@@ -255,8 +255,8 @@ std::string AttentionPlan::explain_tiles() const {
   std::int64_t counts[3] = {};
   const std::int64_t row_block = choice_.kernel->row_block, key_block = choice_.kernel->key_block, group = maximum_.group();
   const KeyRange limits = key_range(operands, 0, 0, 0);
-  const bool every_score =
-      mask_.has_boolean || mask_.has_bias || mask_.block_queries != 0 || changes_.softcap > 0 || changes_.alibi;
+  const bool every_score = mask_.has_boolean || mask_.has_bias || mask_.block_queries != 0 || changes_.softcap > 0 ||
+                           changes_.alibi || !changes_.mod.empty();
   for (std::int64_t row = 0; row < maximum_.rows(); row += row_block) {
     const std::int64_t first = row / group, last = (std::min(row + row_block, maximum_.rows()) - 1) / group;
     // Within one row block the classes follow one another, so only the partial ones need a look each.
@@ -326,6 +326,10 @@ std::string AttentionPlan::explain() const {
           : "");
   add("scale        %.9g\n", changes_.scale);
   if (changes_.softcap > 0) add("softcap      %.9g\n", changes_.softcap);
+  if (!changes_.mod.empty()) {
+    text += "score_mod    " + changes_.mod + ", the caller's own function, on every tile" +
+            (changes_.mod_classifies ? " that its classifier does not skip at run time\n" : "; it classes no tiles\n");
+  }
   if (changes_.alibi) text += "ALiBi        a slope a query head\n";
   if (changes_.sink) text += "sink         a logit a query head, joins finished rows\n";
   add("workspace    %zu bytes\n", workspace_bytes_);

@@ -34,6 +34,8 @@ struct ScoreChanges {
   double scale = 1.0;
   double softcap = 0.0;
   bool alibi = false, sink = false;
+  std::string mod;  // the caller's own function's name; empty: none
+  bool mod_classifies = false;
 };
 
 class AttentionPlan {

@@ -97,6 +97,7 @@ AttentionOptions AttentionCase::options() const {
   options.has_alibi = spec.has_alibi;
   options.has_sink = spec.has_sink;
   options.precision = spec.precision;
+  options.score_mod = spec.score_mod;
   return options;
 }
 
@@ -107,6 +108,7 @@ std::string AttentionCase::describe() const {
   if (spec.scale) text << " scale " << *spec.scale;
   if (spec.length_invariant) text << " length_invariant";
   if (spec.softcap > 0) text << " softcap " << spec.softcap;
+  if (!spec.score_mod.empty()) text << " score_mod " << spec.score_mod.name;
   for (const auto& [given, name, tensor] :
        {std::tuple(spec.has_alibi, "alibi", &alibi_slopes), std::tuple(spec.has_sink, "sink", &sink)}) {
     if (!given) continue;
@@ -231,11 +233,11 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
 }
 
 ::testing::AssertionResult run_and_compare(const AttentionCase& test, const Runtime& runtime, const std::string& what) {
-  return compare_run(test, runtime, oracle::attention(test.inputs(), test.options()), what);
+  return compare_run(test, runtime, oracle::attention(test.inputs(), test.options(), false, test.score_function), what);
 }
 
 ::testing::AssertionResult run_everywhere(const AttentionCase& test, const std::string& what) {
-  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options());
+  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), false, test.score_function);
   for (const Isa isa : available_isas())
     for (const int threads : {1, 2})
       if (auto result = compare_run(test, runtime_on(isa, threads), expected, what); !result) return result;
