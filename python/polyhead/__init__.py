@@ -28,6 +28,7 @@ from ._polyhead import (
 )
 from ._information import info
 from .multi_head_attention import MultiHeadAttention
+from .score_mod import ScoreMod
 from .sentence_encoder import SentenceEncoder
 from .torch_multi_head_attention import TorchMultiHeadAttention
 
@@ -41,6 +42,7 @@ __all__ = [
     "KvCache",
     "MultiHeadAttention",
     "OutOfMemoryError",
+    "ScoreMod",
     "SentenceEncoder",
     "TorchMultiHeadAttention",
     "UnsupportedError",
