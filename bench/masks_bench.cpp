@@ -1,6 +1,6 @@
 // Time against the area that a mask allows: the same attention dense, causal, as documents, as packed sequences, by a block
 // mask. GFLOP/s count the allowed pairs of query and key only, so that all of them would be equal if what is hidden cost
-// nothing.
+// nothing. And changes of scores, built in and as score modifications through xsimd: pairs for comparing.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -13,6 +13,9 @@
 #include "suite.hpp"
 #include "support/aligned_array.hpp"
 #include "support/evict.hpp"
+#if defined(POLYHEAD_BENCH_SCORE_MODS)
+#include "score_mod/mods.hpp"  // the examples'
+#endif
 
 namespace polyhead::bench {
 namespace {
@@ -199,6 +202,109 @@ class MergeCase final : public BenchCase {
   MergeInputs inputs_;
 };
 
+// 8 heads x 1,024 queries and keys whose scores are changed.
+struct Changed {
+  const char* name;
+  bool alibi, softcap, by_mod;
+};
+
+class ChangeCase final : public BenchCase {
+ public:
+  ChangeCase(const Changed& changed, const Runtime& runtime)
+      : changed_(changed), query_(operand(1)), key_(operand(2)), value_(operand(3)), out_(query_.size()) {
+    AttentionSpec spec;
+    spec.heads = heads;
+    spec.query_length = spec.key_length = length;
+    spec.head_dim = dim;
+    for (std::int64_t h = 0; h < heads; ++h) slopes_[h] = std::exp2(-static_cast<float>(h + 1));
+    if (!changed.by_mod) {
+      spec.has_alibi = changed.alibi;
+      spec.softcap = changed.softcap ? static_cast<double>(cap) : 0.0;
+    }
+#if defined(POLYHEAD_BENCH_SCORE_MODS)
+    if (changed.by_mod) spec.score_mod = changed.alibi ? alibi_mod(alibi_) : softcap_mod(softcap_);
+#endif
+    plan_ = std::make_unique<AttentionPlan>(spec, runtime);
+    const auto view = [&](const AlignedArray& array) { return TensorView::of(array.data(), {1, heads, length, dim}); };
+    inputs_.query = view(query_), inputs_.key = view(key_), inputs_.value = view(value_), inputs_.out = view(out_);
+    if (spec.has_alibi) inputs_.alibi_slopes = TensorView::of(slopes_, {heads});
+  }
+
+  void run() const override { plan_->run(inputs_); }
+
+  Check check() override {
+    out_.fill(std::numeric_limits<float>::quiet_NaN());
+    run();
+    disturb(out_[0]);
+    Check result;
+    std::vector<double> score(length);
+    for (std::int64_t h = 0; h < heads; ++h)
+      for (std::int64_t t = h * 7; t < length; t += 89) {
+        double largest = -std::numeric_limits<double>::infinity(), sum = 0, magnitude = 0, most = 0;
+        for (std::int64_t s = 0; s < length; ++s) {
+          double dot = 0, absolute = 0;
+          for (std::int64_t d = 0; d < dim; ++d) {
+            const double term = static_cast<double>(row(query_, h, t)[d]) * static_cast<double>(row(key_, h, s)[d]);
+            dot += term, absolute += std::fabs(term);
+            most = std::max(most, std::fabs(static_cast<double>(row(value_, h, s)[d])));
+          }
+          double changed = dot / 8;
+          if (changed_.softcap) changed = static_cast<double>(cap) * std::tanh(changed / static_cast<double>(cap));
+          if (changed_.alibi) changed -= static_cast<double>(slopes_[h]) * std::fabs(static_cast<double>(t - s));
+          score[static_cast<std::size_t>(s)] = changed;
+          largest = std::max(largest, changed);
+          magnitude = std::max({magnitude, absolute / 8, std::fabs(changed)});
+        }
+        for (double& s : score) sum += s = std::exp(s - largest);
+        for (std::int64_t d = 0; d < dim; ++d) {
+          double expected = 0;
+          for (std::int64_t s = 0; s < length; ++s)
+            expected += score[static_cast<std::size_t>(s)] * static_cast<double>(row(value_, h, s)[d]);
+          result.take(row(out_, h, t)[d], expected / sum, most * (2e-6 + 0x1p-22 * magnitude) + 2.4e-38);
+        }
+      }
+    return result;
+  }
+
+  void evict() const override {
+    for (const AlignedArray* array : {&query_, &key_, &value_, &out_})
+      bench::evict(array->data(), array->size() * sizeof(float));
+  }
+  double flops() const override { return 4.0 * static_cast<double>(heads * length * length * dim); }
+  double bytes() const override { return 16.0 * static_cast<double>(out_.size()); }
+
+ private:
+  static constexpr std::int64_t length = 1024;
+  static constexpr float cap = 3.0f;
+
+  static AlignedArray operand(std::uint64_t seed) {
+    AlignedArray array(static_cast<std::size_t>(heads * length * dim));
+    array.fill_random(seed);
+    return array;
+  }
+  const float* row(const AlignedArray& array, std::int64_t h, std::int64_t t) const {
+    return array.data() + (h * length + t) * dim;
+  }
+
+  Changed changed_;
+  AlignedArray query_, key_, value_, out_;
+  float slopes_[heads] = {};
+#if defined(POLYHEAD_BENCH_SCORE_MODS)
+  const Alibi alibi_ = {slopes_, 0};
+  const Softcap softcap_ = {cap};
+#endif
+  std::unique_ptr<AttentionPlan> plan_;
+  AttentionInputs inputs_;
+};
+
+constexpr Changed changed_cases[] = {
+    {"masks/plain-1024", false, false, false},         {"masks/alibi-1024", true, false, false},
+    {"masks/softcap-1024", false, true, false},
+#if defined(POLYHEAD_BENCH_SCORE_MODS)
+    {"masks/alibi-score-mod-1024", true, false, true}, {"masks/softcap-score-mod-1024", false, true, true},
+#endif
+};
+
 const std::vector<Masked>& masked_cases() {
   static const std::vector<Masked> cases = [] {
     const std::vector<std::int64_t> uneven = uneven_lengths(64);
@@ -225,6 +331,12 @@ void register_masks(const SuiteOptions& options) {
         if (too_slow(isa, 4.0 * static_cast<double>(heads * dim) * total * total)) continue;
         register_case(options, {masked.name, isa, threads, [&masked, isa, threads] {
                                   return std::make_unique<MaskCase>(masked, make_runtime(isa, threads));
+                                }});
+      }
+      for (const Changed& changed : changed_cases) {
+        if (too_slow(isa, 4.0 * static_cast<double>(heads * dim) * 1024 * 1024)) continue;
+        register_case(options, {changed.name, isa, threads, [&changed, isa, threads] {
+                                  return std::make_unique<ChangeCase>(changed, make_runtime(isa, threads));
                                 }});
       }
       register_case(options, {"masks/merge-4096", isa, threads,

@@ -45,6 +45,17 @@ target_include_directories(polyhead_bench_plugin INTERFACE ${include_directories
 set_target_properties(polyhead_bench_plugin PROPERTIES EXPORT_NAME bench_plugin)
 add_library(polyhead::bench_plugin ALIAS polyhead_bench_plugin)
 
+# For users of polyhead/score_mod.hpp, who need xsimd beside it; everything else does without.
+include(PolyheadScoreMod)
+polyhead_find_xsimd(xsimd)
+if(xsimd)
+  add_library(polyhead_score_mod INTERFACE)
+  target_include_directories(polyhead_score_mod INTERFACE ${include_directories})
+  target_include_directories(polyhead_score_mod SYSTEM INTERFACE ${xsimd})
+  target_compile_features(polyhead_score_mod INTERFACE cxx_std_17)
+  add_library(polyhead::score_mod ALIAS polyhead_score_mod)
+endif()
+
 if(NOT POLYHEAD_INSTALL)
   return()
 endif()
@@ -63,7 +74,7 @@ install(FILES ${PROJECT_BINARY_DIR}/include/polyhead/version.hpp DESTINATION ${C
 
 include(CMakePackageConfigHelpers)
 configure_package_config_file(cmake/polyheadConfig.cmake.in ${PROJECT_BINARY_DIR}/polyheadConfig.cmake
-  INSTALL_DESTINATION ${package_directory} NO_SET_AND_CHECK_MACRO)
+  INSTALL_DESTINATION ${package_directory} PATH_VARS CMAKE_INSTALL_INCLUDEDIR NO_SET_AND_CHECK_MACRO)
 # Before 1.0 another minor release is another interface.
 if(PROJECT_VERSION_MAJOR EQUAL 0)
   set(compatibility SameMinorVersion)
@@ -72,7 +83,7 @@ else()
 endif()
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/polyheadConfigVersion.cmake COMPATIBILITY ${compatibility})
 install(FILES ${PROJECT_BINARY_DIR}/polyheadConfig.cmake ${PROJECT_BINARY_DIR}/polyheadConfigVersion.cmake
-  DESTINATION ${package_directory})
+  cmake/PolyheadScoreMod.cmake DESTINATION ${package_directory})
 
 if(POLYHEAD_TBB)
   set(pkg_config_requires_private tbb)

@@ -21,6 +21,7 @@
 #include "polyhead/precision.hpp"
 #include "polyhead/relative_bias.hpp"
 #include "polyhead/runtime.hpp"
+#include "polyhead/score_tile.hpp"
 #include "polyhead/tensor.hpp"
 
 namespace polyhead {
@@ -53,6 +54,9 @@ struct AttentionSpec {
   // relative_bias_table is given and says what is added to scores; in the place of a bias tensor. Swin's goes with what has no
   // order: without causal, window, offsets and ALiBi, over lengths of at most height * width, and not over a cache.
   RelativeBias relative_bias{};
+  // The caller's own function of scores, after softcap and before bias, ALiBi and mask. Its context may be given anew in each
+  // run.
+  ScoreMod score_mod{};
 };
 
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
@@ -93,6 +97,7 @@ struct AttentionInputs {
   // S is the room that a row of the table has. Not with what goes by sequences: query lengths, packed, prefix, segments,
   // blocks.
   TensorView block_table{};
+  void* score_mod_context = nullptr;  // for the spec's score_mod, instead of its own context; null: that
 };
 
 class KvCache;
@@ -114,6 +119,7 @@ struct CachedAttentionInputs {
   TensorView alibi_slopes{};
   TensorView sink{};
   TensorView relative_bias_table{};
+  void* score_mod_context = nullptr;
 };
 
 struct RunOptions {
@@ -134,7 +140,7 @@ class POLYHEAD_EXPORT AttentionPlan {
   // Errors: invalid_argument, naming the field; unsupported for a dtype that no kernel of this build serves.
   AttentionPlan(const AttentionSpec& spec, const Runtime& runtime);
 
-  // Steady state allocates nothing. Errors: invalid_argument, naming the input; cancelled.
+  // Steady state allocates nothing. Errors: invalid_argument, naming the input; cancelled; whatever a score_mod throws.
   void run(const AttentionInputs& inputs, const RunOptions& options = {}) const;
   // The spec's mask has key lengths, which are the cache's; its key_length is at least the longest sequence's, over a ring
   // KvCache::plan_key_length(). Over a ring the mask is causal, bottom-right, and T such that every query's window is there.
@@ -162,6 +168,7 @@ struct AttentionOptions {
   bool has_sink = false;
   Precision precision = Precision::strict;
   RelativeBias relative_bias{};
+  ScoreMod score_mod{};
 };
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options = {});
 

@@ -199,6 +199,63 @@ enum {
   POLYHEAD_FAST = 1    /* a larger, stated error where the instruction set has a faster kernel for it */
 };
 
+/* The caller's own function of scores: score = function(capped scaled score, batch, head, query, key), in natural-log units,
+ * before bias, ALiBi and masks. A score of -inf excludes its key from its query.
+ *
+ * A number of each score of a tile: first + of_line[line] + of_lane[lane]. Offsets are never NULL, 0 where the number does not
+ * vary. */
+typedef struct polyhead_score_index {
+  int64_t first;
+  const int32_t* of_line; /* [lines] */
+  const int32_t* of_lane; /* [lanes] */
+} polyhead_score_index;
+
+/* Scores to change in place. Lanes are padded to whole vectors with repeated indices; padding may be changed or not. Scores of
+ * keys that are masked may hold anything, NaN included, and what becomes of them counts for nothing. */
+typedef struct polyhead_score_tile {
+  size_t struct_size;
+  float* scores; /* line i at scores + i * line_stride */
+  int64_t lines;
+  int64_t lanes;
+  int64_t line_stride;        /* in floats */
+  int64_t batch;              /* batch item or packed sequence; over a cache, the row of the query tensor */
+  polyhead_score_index head;  /* query heads */
+  polyhead_score_index query; /* places in the batch item or sequence, from 0 */
+  polyhead_score_index key;   /* likewise; over a cache, positions in the sequence */
+  int32_t lanes_are_keys;     /* 1: head and query vary with the line alone, key with the lane alone; 0: the other way round */
+  int32_t is_full;            /* 1: the classifier has called the tile full */
+} polyhead_score_tile;
+
+/* The scores of heads, queries and keys [begin, end). */
+typedef struct polyhead_score_range {
+  size_t struct_size;
+  int64_t batch;
+  int64_t head_begin, head_end;
+  int64_t query_begin, query_end;
+  int64_t key_begin, key_end;
+} polyhead_score_range;
+
+typedef int32_t polyhead_tile_class;
+enum {
+  POLYHEAD_TILE_SKIP = 0,   /* the function would make every score -inf: nothing is computed, and it is not called */
+  POLYHEAD_TILE_FULL = 1,   /* it would exclude none: see polyhead_score_tile.is_full */
+  POLYHEAD_TILE_PARTIAL = 2 /* neither, or not known */
+};
+
+/* Called by several threads at once, in any order, again for scores whose row holds a NaN, and with denormals flushed to zero.
+ * A function changes nothing but the scores. Another status than POLYHEAD_OK ends the run, which returns it; outputs are
+ * unspecified then. */
+typedef polyhead_status (*polyhead_score_function)(const polyhead_score_tile* tile, void* context);
+typedef polyhead_tile_class (*polyhead_tile_classifier)(const polyhead_score_range* range, void* context);
+
+typedef struct polyhead_score_mod {
+  size_t struct_size;
+  const char* name; /* for polyhead_attention_plan_explain; copied; NULL: "score_mod" */
+  polyhead_score_function function;
+  polyhead_tile_classifier classify; /* optional; it must speak the truth */
+  void* context;                     /* handed to both */
+} polyhead_score_mod;
+
 /* Sizes are maxima: a plan serves every run whose batch, query_length and key_length are at most these; the others are
  * exact. */
 typedef struct polyhead_attention_spec {
@@ -220,6 +277,7 @@ typedef struct polyhead_attention_spec {
   int32_t has_sink;          /* exp(sink[h]) is added to the softmax's denominator */
   polyhead_precision precision;
   const polyhead_relative_bias* relative_bias; /* NULL: none; copied. In the place of a bias */
+  const polyhead_score_mod* score_mod; /* NULL: none; copied */
 } polyhead_attention_spec;
 
 /* Views are logical [batch, heads, length, dim] with any strides; a tensor that is not given is NULL. An output that overlaps
@@ -253,6 +311,7 @@ typedef struct polyhead_attention_inputs {
    * of item b is token s % tokens of page block_table[b, s / tokens]. The mask has key lengths and none of what goes by
    * sequences. */
   const polyhead_tensor* block_table;
+  void* score_mod_context; /* for the spec's score_mod, instead of its own context; NULL: that */
 } polyhead_attention_inputs;
 
 typedef struct polyhead_attention_plan polyhead_attention_plan;
@@ -286,6 +345,7 @@ typedef struct polyhead_attention_options {
   int32_t has_sink;
   polyhead_precision precision;
   const polyhead_relative_bias* relative_bias;
+  const polyhead_score_mod* score_mod;
 } polyhead_attention_options;
 
 /* One call: takes the plan for the inputs' shapes from the runtime's cache, or makes it, and runs it. options may be NULL. */
@@ -420,6 +480,7 @@ typedef struct polyhead_cached_attention_inputs {
   const polyhead_tensor* alibi_slopes;
   const polyhead_tensor* sink;
   const polyhead_tensor* relative_bias_table;
+  void* score_mod_context;
 } polyhead_cached_attention_inputs;
 
 /* The plan's mask has key lengths, which are the cache's; over a ring it is causal, bottom-right, and its key_length is the

@@ -30,6 +30,7 @@ from ._information import explain, info
 from .flash_attention import flash_attn_with_kvcache
 from .multi_head_attention import MultiHeadAttention
 from .relative_bias import SwinBias, T5Bias
+from .score_mod import ScoreMod
 from .sentence_encoder import SentenceEncoder
 from .torch_multi_head_attention import TorchMultiHeadAttention
 
@@ -43,6 +44,7 @@ __all__ = [
     "KvCache",
     "MultiHeadAttention",
     "OutOfMemoryError",
+    "ScoreMod",
     "SentenceEncoder",
     "SwinBias",
     "T5Bias",

@@ -14,6 +14,7 @@
 #include "errors.hpp"
 #include "modules.hpp"
 #include "polyhead/attention.hpp"
+#include "score_mod.hpp"
 
 namespace polyhead::python {
 
@@ -112,7 +113,7 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
                                         nb::handle query_lengths, bool return_lse, nb::handle prefix_lengths,
                                         nb::handle query_segments, nb::handle key_segments, nb::handle block_mask,
                                         std::optional<std::pair<std::int64_t, std::int64_t>> block_size,
-                                        nb::handle relative_bias) {
+                                        nb::handle relative_bias, nb::handle score_mod) {
   if (dropout_p != 0) {
     throw Error(ErrorCode::unsupported,
                 "dropout_p: is " + std::to_string(dropout_p) + ", expected 0 (Polyhead runs inference only)");
@@ -173,6 +174,8 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   inputs.out = inner_view(out.view(), geometry.heads);
   if (sinks) inputs.sink = heads_view(geometry, *sinks, "sink");
   if (table) inputs.relative_bias_table = table->view();
+  BorrowedScoreMod mod(score_mod);
+  options.score_mod = mod.view();
   BatchWalk walk(geometry.batch_rank, geometry.batch_shape);
   walk.add(&inputs.query, geometry.batch_strides(query.view(), 3, "query"));
   walk.add(&inputs.key, geometry.batch_strides(key.view(), 3, "key"));
@@ -240,16 +243,32 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
     inputs.lse.strides[2] = lse->view().strides[geometry.output_rank - 2];
     walk.add(&inputs.lse, geometry.batch_strides(lse->view(), 2, "lse"));
   }
+  // Batch items are numbered through all batch dimensions: a view of bytes whose addresses are their numbers.
+  static char first_item = 0;
+  TensorView item;
+  if (mod.given()) {
+    item.data = &first_item;
+    item.dtype = DType::u8;
+    item.rank = 1;
+    TensorView::Dims strides{};
+    std::int64_t stride = 1;
+    for (int i = geometry.batch_rank - 1; i >= 0; stride *= geometry.batch_shape[i--]) strides[i] = stride;
+    walk.add(&item, strides);
+  }
   walk.begin();
   // One mask for all items is told as a batch of 1, which lets the library classify its tiles once.
   if (given_mask != nullptr && given_mask->strides[0] == 0 && given_mask->shape[0] > 1) given_mask->shape[0] = 1;
 
   const Runtime runtime = default_runtime();
-  {
+  try {
     const nb::gil_scoped_release release;
     do {
+      if (mod.given()) mod.set_first_item(static_cast<const char*>(item.data) - &first_item);
       attention(runtime, inputs, options);
     } while (walk.next());
+  } catch (const Error&) {
+    mod.raise();
+    throw;
   }
   if (return_lse) return nb::make_tuple(result, lse_result);
   return result;
@@ -279,6 +298,8 @@ out: [..., heads, L, E] of query's data type, written to and returned; must not 
 PyTorch tensor when query is one, else a NumPy array.
 return_lse: returns (out, lse), lse float32 [..., heads, L] being the natural log of each softmax's denominator (polyhead.merge).
 
+score_mod: a polyhead.ScoreMod, a function of the caller's own over scaled and capped scores, before attn_mask and what else adds
+to or hides them.
 precision: "strict", or "fast", which may use a faster kernel with a larger, stated error (docs/semantics.md).
 
 A query that may attend to no key gives zeros. Raises TypeError for data types and objects that are not served, and
@@ -292,7 +313,7 @@ void register_attention(nb::module_& module) {
                      "scale=None, enable_gqa=False, *, key_lengths=None, out=None, softcap=0.0, alibi_slopes=None, sink=None, "
                      "precision='strict', query_lengths=None, return_lse=False, prefix_lengths=None, query_segments=None, "
                      "key_segments=None, "
-                     "block_mask=None, block_size=None, relative_bias=None)"),
+                     "block_mask=None, block_size=None, relative_bias=None, score_mod=None)"),
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(), nb::arg("attn_mask") = nb::none(),
              nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false, nb::arg("scale") = nb::none(),
              nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(), nb::arg("out") = nb::none(),
@@ -300,7 +321,7 @@ void register_attention(nb::module_& module) {
              nb::arg("precision").none() = "strict", nb::arg("query_lengths") = nb::none(), nb::arg("return_lse") = false,
              nb::arg("prefix_lengths") = nb::none(), nb::arg("query_segments") = nb::none(),
              nb::arg("key_segments") = nb::none(), nb::arg("block_mask") = nb::none(), nb::arg("block_size") = nb::none(),
-             nb::arg("relative_bias") = nb::none(), documentation);
+             nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(), documentation);
 }
 
 }  // namespace polyhead::python

@@ -32,7 +32,7 @@ need_packages() {
 # What it takes to configure and build the library, its command and its Python module.
 build_packages() {
   echo g++ cmake ninja-build ccache pkg-config python3 python3-venv python3-dev \
-    libhwy-dev libtbb-dev nlohmann-json3-dev libcli11-dev libfmt-dev
+    libhwy-dev libtbb-dev nlohmann-json3-dev libcli11-dev libfmt-dev libxsimd-dev
 }
 
 # need_venv: a virtual environment at $POLYHEAD_BUILD/venv; sets POLYHEAD_PYTHON to its interpreter.

@@ -21,6 +21,8 @@
 
 namespace polyhead::simd {
 
+struct ScoreMod;  // simd/contract/score_mod.hpp
+
 // One batch item and kv head. Strides are in bytes and may be 0 or negative; head_dim and value_dim elements are contiguous.
 //
 // query, key, value and out are of the kernel's element; all else is as it says. Elements are widened exactly, scores, weights
@@ -71,12 +73,15 @@ struct AttentionArgs {
   std::ptrdiff_t bias_head_stride = 0;
   std::ptrdiff_t bias_key_stride = 0;
 
-  // What happens to scaled scores, in natural-log units: first softcap * tanh(score / softcap), then bias and ALiBi, then
-  // masks.
+  // What happens to scaled scores, in natural-log units: first softcap * tanh(score / softcap), then score_mod, then bias and
+  // ALiBi, then masks.
   double softcap = 0.0;                 // 0: none; else positive and finite
   const float* alibi_slopes = nullptr;  // slope at + g * stride, finite: slope * |t + alibi_offset - s| is taken off
   std::ptrdiff_t alibi_stride = 0;
   std::int64_t alibi_offset = 0;
+  const ScoreMod* score_mod = nullptr;  // the caller's own function, or null
+  // What it is told: the batch item, and the numbers of head g = 0, of query 0 and of key 0.
+  std::int64_t mod_batch = 0, mod_head = 0, mod_query = 0, mod_key = 0;
   // A logit at + g * stride: exp of it is added to the denominator. Partial results leave it out. Less than inf; -inf is none.
   const float* sink = nullptr;
   std::ptrdiff_t sink_stride = 0;

@@ -107,6 +107,8 @@ struct MaskTables {
   std::int32_t* excluded_keys;  // [keys of a block]
   float* slopes;                // [width]
   float* positions;             // [width]
+  std::int32_t* heads;          // [width]
+  ScoreModTile* mod_tile;
 
   void Place(Carver& carver, size_t keys, size_t width) {
     bias = carver.Take<float>(keys * width);
@@ -114,8 +116,50 @@ struct MaskTables {
     excluded_keys = carver.Take<std::int32_t>(keys);
     slopes = carver.Take<float>(width);
     positions = carver.Take<float>(width);
+    heads = carver.Take<std::int32_t>(width);
+    mod_tile = carver.Take<ScoreModTile>(1);
   }
 };
+
+// What the caller's function is told about the rows of a block and the keys [begin, end). False: it would exclude them all.
+static bool PlaceScoreMod(const AttentionF32Args& args, const RowBlock& block, std::int64_t begin, std::int64_t end,
+                          const MaskTables& tables, TileChange& change) {
+  static_assert(kMostLinesOrLanes >= 128, "keys of a block");
+  const ScoreMod& mod = *args.score_mod;
+  const std::int64_t first_head = block.first_row - block.t_first * args.group;
+  const bool one_query = block.t_first == block.t_last;
+  ScoreModTile& tile = *tables.mod_tile;
+  tile = ScoreModTile();
+  if (mod.classify) {
+    ScoreModRange range;
+    range.batch = args.mod_batch;
+    range.head_begin = args.mod_head + (one_query ? first_head : 0);
+    range.head_end = one_query ? range.head_begin + static_cast<std::int64_t>(block.rows) : args.mod_head + args.group;
+    range.query_begin = args.mod_query + block.t_first;
+    range.query_end = args.mod_query + block.t_last + 1;
+    range.key_begin = args.mod_key + begin;
+    range.key_end = args.mod_key + end;
+    const TileClass kind = mod.classify(mod.context, range);
+    if (kind == TileClass::skip) return false;
+    tile.is_full = kind == TileClass::full;
+  }
+  change.mod = &mod;
+  change.mod_tile = &tile;
+  tile.lines = end - begin;
+  tile.lanes = tile.line_stride = static_cast<std::int64_t>(block.width);
+  tile.batch = args.mod_batch;
+  tile.query = {args.mod_query + block.t_first, kAllZero.offsets, block.query_offset};
+  tile.key = {args.mod_key + begin, kAscending.offsets, kAllZero.offsets};
+  tile.head = {args.mod_head, kAllZero.offsets, kAllZero.offsets};
+  if (args.group == 1) return true;
+  std::int32_t g = static_cast<std::int32_t>(first_head);
+  for (size_t lane = 0; lane < block.width; ++lane) {
+    tables.heads[lane] = g;
+    if (lane + 1 < block.rows && ++g == args.group) g = 0;
+  }
+  tile.head.of_lane = tables.heads;
+  return true;
+}
 
 // The slope of each row, and its position among the keys of the block that begins at `key`.
 static void PlaceDistances(const AttentionF32Args& args, const RowBlock& block, std::int64_t key, const MaskTables& tables) {
@@ -134,7 +178,7 @@ class MaskReader {
       : args_(args),
         boolean_(HowItVaries(args.boolean_mask, args.mask_stride, args.mask_head_stride, args.group)),
         bias_(HowItVaries(args.bias, args.bias_stride, args.bias_head_stride, args.group)),
-        softcap_(args.softcap) {}
+        softcap_(args.softcap, UnitOfScores(args)) {}
 
   // Of the key block [key, end), before its tiles. False: its keys are excluded for every row.
   bool ReadKeys(std::int64_t key, std::int64_t end, const MaskTables& tables) {
@@ -149,6 +193,10 @@ class MaskReader {
   // may see any of them.
   bool ReadTile(const RowBlock& block, std::int64_t key, size_t begin, size_t end, const MaskTables& tables,
                 TileMask& mask) const {
+    if (HWY_UNLIKELY(args_.score_mod != nullptr) && !PlaceScoreMod(args_, block, key + static_cast<std::int64_t>(begin),
+                                                                   key + static_cast<std::int64_t>(end), tables, mask.change)) {
+      return false;
+    }
     mask.structural =
         classify_tile(block.t_first, block.t_last, key + static_cast<std::int64_t>(begin), key + static_cast<std::int64_t>(end),
                       args_.visible_begin, args_.visible_end) != TileClass::full;

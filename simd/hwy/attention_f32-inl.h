@@ -432,7 +432,7 @@ class AttentionRun {
   }
 
   void Rows() {
-    const float scale = ScaleInLog2Units(args_.scale);
+    const float scale = ScaleOfScores(args_);
     const std::int64_t bytes =
         (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * static_cast<std::int64_t>(sizeof(T));
     fetches_rows_ = args_.row_end - args_.row_begin > static_cast<std::int64_t>(Shape::kVectors * hn::Lanes(FloatTag()));

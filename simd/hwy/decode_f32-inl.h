@@ -152,6 +152,7 @@ class DecodeRun {
     scores_ = carver.Take<float>(kRows * kDecodeKeyBlock);
     bias_ = carver.Take<float>(kDecodeKeyBlock);
     excluded_ = carver.Take<std::int32_t>(kDecodeKeyBlock);
+    mod_keys_ = carver.Take<std::int32_t>(kDecodeKeyBlock);
     order_ = carver.Take<std::uint16_t>(kDecodeKeyBlock + kSpareKeys);
     key_rows_ = carver.Take<const T*>(kDecodeKeyBlock);
     value_rows_ = carver.Take<const T*>(kDecodeKeyBlock);
@@ -175,7 +176,7 @@ class DecodeRun {
   void Start(const AttentionF32Args& args, std::int64_t first_row) {
     const FloatTag df;
     const size_t lanes = hn::Lanes(df);
-    const Floats scale = hn::Set(df, ScaleInLog2Units(args.scale));
+    const Floats scale = hn::Set(df, ScaleOfScores(args));
     const size_t head_dim = static_cast<size_t>(args.head_dim);
     const RowMap<const T> query = {static_cast<const T*>(args.query), args.query_stride, args.query_head_stride, args.group};
     for (size_t i = 0; i < rows_; ++i) {
@@ -208,6 +209,8 @@ class DecodeRun {
     if (first_of_block >= end) return;
     const std::uint8_t* marks = args.key_marks ? args.key_marks + first_key / AttentionF32Args::keys_per_mark : nullptr;
     if (marks && !AnyMark(marks, 0, static_cast<std::int64_t>(end))) return;
+    bool mod_is_full = false;
+    if (HWY_UNLIKELY(args.score_mod != nullptr) && !ClassifyByCaller(args, first_key, first_of_block, end, mod_is_full)) return;
     const size_t lanes = hn::Lanes(FloatTag()), begin = kShortRows ? 0 : first_of_block;
     const KeySpan span = {begin, end, begin / lanes * lanes, (end + lanes - 1) / lanes * lanes};
     KeyOrder order = {kOrderOfWholeBlock.keys, kDecodeKeyBlock};
@@ -224,6 +227,7 @@ class DecodeRun {
       ComputeScores(args, key, order);
     }
 
+    if (HWY_UNLIKELY(args.score_mod != nullptr)) ChangeByCaller(args, first_key, span, mod_is_full);
     float old_shift[kRows];
     for (size_t i = 0; i < rows_; ++i) ApplyRowMask(args, i, first_key, span, old_shift);
     const size_t columns = static_cast<size_t>(args.value_dim);
@@ -333,6 +337,56 @@ class DecodeRun {
     }
   }
 
+  // False: the caller's function would exclude every key of the block from every row.
+  HWY_NOINLINE bool ClassifyByCaller(const AttentionF32Args& args, std::int64_t first_key, size_t begin, size_t end,
+                                     bool& is_full) const {
+    const ScoreMod& mod = *args.score_mod;
+    if (!mod.classify) return true;
+    const bool one_query = query_of_row_[0] == query_of_row_[rows_ - 1];
+    ScoreModRange range;
+    range.batch = args.mod_batch;
+    range.head_begin = args.mod_head + (one_query ? head_of_row_[0] : 0);
+    range.head_end = args.mod_head + (one_query ? head_of_row_[rows_ - 1] + 1 : args.group);
+    range.query_begin = args.mod_query + query_of_row_[0];
+    range.query_end = args.mod_query + query_of_row_[rows_ - 1] + 1;
+    range.key_begin = args.mod_key + first_key + static_cast<std::int64_t>(begin);
+    range.key_end = args.mod_key + first_key + static_cast<std::int64_t>(end);
+    const TileClass kind = mod.classify(mod.context, range);
+    is_full = kind == TileClass::full;
+    return kind != TileClass::skip;
+  }
+
+  // The softcap, and the caller's function, of all rows: scores come in natural-log units and leave in log2 units.
+  HWY_NOINLINE void ChangeByCaller(const AttentionF32Args& args, std::int64_t first_key, const KeySpan& span, bool is_full) {
+    static_assert(kMostLinesOrLanes >= kRows, "rows");
+    const size_t first = kShortRows ? 0 : span.first_vector, end = kShortRows ? kShortRowBlock : span.end_vector;
+    if (args.softcap > 0.0) {
+      const RowChange change = {Softcap(args.softcap, 1.0), false, 0.0f, 0.0f};
+      for (size_t i = 0; i < rows_; ++i) ChangeRow(change, scores_ + i * kDecodeKeyBlock, first, end);
+    }
+    std::int32_t queries[kRows], heads[kRows];
+    for (size_t i = 0; i < rows_; ++i) {
+      queries[i] = static_cast<std::int32_t>(query_of_row_[i] - query_of_row_[0]);
+      heads[i] = static_cast<std::int32_t>(head_of_row_[i]);
+    }
+    for (size_t i = first; i < end; ++i) mod_keys_[i] = static_cast<std::int32_t>(HWY_MIN(i, span.end - 1));
+    ScoreModTile tile;
+    tile.scores = scores_ + first;
+    tile.lines = static_cast<std::int64_t>(rows_);
+    tile.lanes = static_cast<std::int64_t>(end - first);
+    tile.line_stride = static_cast<std::int64_t>(kDecodeKeyBlock);
+    tile.batch = args.mod_batch;
+    tile.head = {args.mod_head, heads, kAllZero.offsets};
+    tile.query = {args.mod_query + query_of_row_[0], queries, kAllZero.offsets};
+    tile.key = {args.mod_key + first_key, kAllZero.offsets, mod_keys_ + first};
+    tile.lanes_are_keys = true;
+    tile.is_full = is_full;
+    args.score_mod->change(args.score_mod->context, tile);
+    for (size_t i = 0; i < rows_; ++i) {
+      ChangeRowAs<false, false, true>(RowChange(), scores_ + i * kDecodeKeyBlock, first, end);
+    }
+  }
+
   // Masks the row's scores and raises its shift to them; old_shift[i] is what that was.
   void ApplyRowMask(const AttentionF32Args& args, size_t i, std::int64_t first_key, const KeySpan& span, float* old_shift) {
     const std::int64_t t = query_of_row_[i], g = head_of_row_[i];
@@ -353,8 +407,9 @@ class DecodeRun {
       mask.bias = bias_;
     }
     float* row = scores_ + i * kDecodeKeyBlock;
-    if (HWY_UNLIKELY(args.softcap > 0.0 || args.alibi_slopes != nullptr)) {
-      RowChange change = {Softcap(args.softcap), args.alibi_slopes != nullptr, 0.0f, 0.0f};
+    const bool caps = args.softcap > 0.0 && args.score_mod == nullptr;  // else ChangeByCaller has done it
+    if (HWY_UNLIKELY(caps || args.alibi_slopes != nullptr)) {
+      RowChange change = {caps ? Softcap(args.softcap, kLog2E) : Softcap(), args.alibi_slopes != nullptr, 0.0f, 0.0f};
       if (change.alibi) {
         change.slope = ScaleInLog2Units(static_cast<double>(*Offset(args.alibi_slopes, g * args.alibi_stride)));
         change.position = PositionOf(args, t, first_key);
@@ -412,6 +467,7 @@ class DecodeRun {
   float* scores_ = nullptr;           // [row][kDecodeKeyBlock]
   float* bias_ = nullptr;             // [kDecodeKeyBlock]
   std::int32_t* excluded_ = nullptr;  // [kDecodeKeyBlock]
+  std::int32_t* mod_keys_ = nullptr;  // [kDecodeKeyBlock]
   std::uint16_t* order_ = nullptr;    // [kDecodeKeyBlock + kSpareKeys]
   // [kDecodeKeyBlock], of a block whose keys lie in several pages.
   const T** key_rows_ = nullptr;

@@ -88,11 +88,14 @@ inline RowEnd EndWithSink(float shift, float denominator, float sink) {
   return {static_cast<float>(scale / total), static_cast<float>(kLn2 * (raised + ::log2(total)))};
 }
 
-// scale * log2(e), rounded once and kept finite.
-inline float ScaleInLog2Units(double scale) {
-  const double product = scale * kLog2E;
+// scale * unit, rounded once and kept finite.
+inline float ScaleInUnits(double scale, double unit) {
+  const double product = scale * unit;
   const double limit = -static_cast<double>(kLowestFloat);
   return static_cast<float>(product > limit ? limit : product < -limit ? -limit : product);
+}
+inline float ScaleInLog2Units(double scale) {
+  return ScaleInUnits(scale, kLog2E);
 }
 
 }  // namespace

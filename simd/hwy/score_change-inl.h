@@ -1,9 +1,11 @@
-// What happens to scores before masks exclude any: softcap * tanh(score / softcap), then ALiBi's slope * distance taken off.
-// Scores are in log2 units, and softcap and slopes with them. Passes of their own over scores that lie in the first-level
-// cache: plans without them run what they ran before.
+// What happens to scores before masks exclude any: softcap * tanh(score / softcap), then the caller's own function, then
+// ALiBi's slope * distance taken off. Scores are in log2 units, and softcap and slopes with them; but until the caller's
+// function has seen them they are in natural-log units. Passes of their own over scores that lie in the first-level cache:
+// plans without them run what they ran before.
 #pragma once
 
 #include "simd/contract/attention.hpp"
+#include "simd/contract/score_mod.hpp"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/exp2-inl.h"
 
@@ -17,12 +19,13 @@ struct Softcap {
   float reciprocal = 0.0f;
 
   Softcap() = default;
-  explicit Softcap(double softcap) {
+  // For scores of `unit`: kLog2E, or 1.0 where they are in natural-log units.
+  Softcap(double softcap, double unit) {
     if (softcap == 0.0) return;
     // Kept so far from the ends of the range that its reciprocal is a normal number too.
     constexpr double kFar = 0x1p120;
-    const double in_log2 = softcap * kLog2E;
-    const double bounded = in_log2 > kFar ? kFar : in_log2 < 1.0 / kFar ? 1.0 / kFar : in_log2;
+    const double in_units = softcap * unit;
+    const double bounded = in_units > kFar ? kFar : in_units < 1.0 / kFar ? 1.0 / kFar : in_units;
     cap = static_cast<float>(bounded);
     reciprocal = static_cast<float>(1.0 / bounded);
   }
@@ -74,16 +77,45 @@ inline float PositionOf(const AttentionF32Args& args, std::int64_t t, std::int64
   return static_cast<float>(t + args.alibi_offset - first_key);
 }
 
+// The unit that a call's scores are computed in.
+inline double UnitOfScores(const AttentionF32Args& args) {
+  return args.score_mod ? 1.0 : kLog2E;
+}
+inline float ScaleOfScores(const AttentionF32Args& args) {
+  return ScaleInUnits(args.scale, UnitOfScores(args));
+}
+
+// From natural-log to log2 units. What is finite stays so, NaN and infinities stay what they are.
+HWY_INLINE Floats InLog2Units(FloatTag df, Floats score) {
+  const Floats lowest = hn::Set(df, kLowestFloat), highest = hn::Set(df, -kLowestFloat);
+  const Floats product = hn::Mul(score, hn::Set(df, static_cast<float>(kLog2E)));
+  const auto is_finite = hn::Le(hn::Abs(score), highest);
+  return hn::IfThenElse(is_finite, hn::Min(hn::Max(product, lowest), highest), score);
+}
+
+// Offsets 0, 1, 2 .. of a tile's keys, and offsets for what doesn't vary.
+constexpr size_t kMostLinesOrLanes = 256;
+struct OffsetTable {
+  std::int32_t offsets[kMostLinesOrLanes];
+  constexpr explicit OffsetTable(std::int32_t step) : offsets() {
+    for (size_t i = 0; i < kMostLinesOrLanes; ++i) offsets[i] = static_cast<std::int32_t>(i) * step;
+  }
+};
+static constexpr OffsetTable kAscending(1), kAllZero(0);
+
 // The change of a tile of scores [key][row]: lane = row.
 struct TileChange {
   Softcap softcap;
-  const float* slopes = nullptr;     // [row]; nullptr: no ALiBi
-  const float* positions = nullptr;  // [row], among the keys of the key block
+  const float* slopes = nullptr;           // [row]; nullptr: no ALiBi
+  const float* positions = nullptr;        // [row], among the keys of the key block
+  const ScoreMod* mod = nullptr;           // nullptr: no function of the caller's
+  const ScoreModTile* mod_tile = nullptr;  // what it is told, but for the scores
 
-  bool Wanted() const { return softcap.cap != 0.0f || slopes != nullptr; }
+  bool Wanted() const { return softcap.cap != 0.0f || slopes != nullptr || mod != nullptr; }
 };
 
-template <bool kSoftcap, bool kAlibi>
+// kFromNatural: scores come in natural-log units, and the softcap has been taken.
+template <bool kSoftcap, bool kAlibi, bool kFromNatural = false>
 static HWY_NOINLINE void ChangeTileAs(const TileChange& change, float* HWY_RESTRICT scores, size_t width, size_t begin,
                                       size_t end) {
   const FloatTag df;
@@ -99,6 +131,7 @@ static HWY_NOINLINE void ChangeTileAs(const TileChange& change, float* HWY_RESTR
       float* HWY_RESTRICT at = scores + key * width + column;
       Floats s = hn::Load(df, at);
       if (kSoftcap) s = CapScore(df, s, cap, reciprocal);
+      if (kFromNatural) s = InLog2Units(df, s);
       if (kAlibi) {
         s = TakeDistance(df, s, slope, hn::Abs(hn::Sub(position, hn::Set(df, static_cast<float>(static_cast<int>(key))))));
       }
@@ -107,8 +140,18 @@ static HWY_NOINLINE void ChangeTileAs(const TileChange& change, float* HWY_RESTR
   }
 }
 
+static HWY_NOINLINE void ChangeTileByCaller(const TileChange& change, float* scores, size_t width, size_t begin, size_t end) {
+  if (change.softcap.cap != 0.0f) ChangeTileAs<true, false>(change, scores, width, begin, end);
+  ScoreModTile tile = *change.mod_tile;
+  tile.scores = scores + begin * width;
+  change.mod->change(change.mod->context, tile);
+  if (change.slopes) return ChangeTileAs<false, true, true>(change, scores, width, begin, end);
+  ChangeTileAs<false, false, true>(change, scores, width, begin, end);
+}
+
 // Changes scores[begin, end)[width] in place.
 static inline void ChangeTile(const TileChange& change, float* scores, size_t width, size_t begin, size_t end) {
+  if (HWY_UNLIKELY(change.mod != nullptr)) return ChangeTileByCaller(change, scores, width, begin, end);
   if (!change.slopes) return ChangeTileAs<true, false>(change, scores, width, begin, end);
   if (change.softcap.cap == 0.0f) return ChangeTileAs<false, true>(change, scores, width, begin, end);
   ChangeTileAs<true, true>(change, scores, width, begin, end);
@@ -121,7 +164,7 @@ struct RowChange {
   float slope = 0.0f, position = 0.0f;
 };
 
-template <bool kSoftcap, bool kAlibi>
+template <bool kSoftcap, bool kAlibi, bool kFromNatural = false>
 static HWY_NOINLINE void ChangeRowAs(const RowChange& change, float* HWY_RESTRICT scores, size_t begin, size_t end) {
   const FloatTag df;
   const Floats cap = hn::Set(df, change.softcap.cap), reciprocal = hn::Set(df, change.softcap.reciprocal);
@@ -129,6 +172,7 @@ static HWY_NOINLINE void ChangeRowAs(const RowChange& change, float* HWY_RESTRIC
   for (size_t i = begin; i < end; i += hn::Lanes(df)) {
     Floats s = hn::Load(df, scores + i);
     if (kSoftcap) s = CapScore(df, s, cap, reciprocal);
+    if (kFromNatural) s = InLog2Units(df, s);
     if (kAlibi) {
       const Floats key = hn::Iota(df, static_cast<float>(static_cast<int>(i)));
       s = TakeDistance(df, s, slope, hn::Abs(hn::Sub(position, key)));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "simd/contract/attention.hpp"
+#include "simd/contract/score_mod.hpp"
 
 #include <math.h>
 
@@ -32,33 +33,100 @@ const T* row_of_value(const AttentionF32Args& args, std::int64_t s) {
   return static_cast<const T*>(at(page, args.value_in_page + args.value_stride * (s % args.page_keys)));
 }
 
-// The score of query t of head g of the group and key s, in natural-log units; -inf where the key is not allowed.
-template <class T>
-double score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
-  if (args.visible_begin != AttentionF32Args::unbounded_begin && s < t + args.visible_begin) return -kInfinity;
-  if (args.visible_end != AttentionF32Args::unbounded_end && s >= t + args.visible_end) return -kInfinity;
+// Whether query t of head g of the group may see key s, whatever its score.
+bool is_allowed(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
+  if (args.visible_begin != AttentionF32Args::unbounded_begin && s < t + args.visible_begin) return false;
+  if (args.visible_end != AttentionF32Args::unbounded_end && s >= t + args.visible_end) return false;
   if (args.boolean_mask) {
     const std::uint8_t* allowed =
         at(args.boolean_mask, args.mask_stride * t + args.mask_head_stride * g + args.mask_key_stride * s);
-    if (*allowed == 0) return -kInfinity;
+    if (*allowed == 0) return false;
   }
-  double bias = 0.0;
-  if (args.bias) {
-    bias = static_cast<double>(*at(args.bias, args.bias_stride * t + args.bias_head_stride * g + args.bias_key_stride * s));
-    if (bias == -kInfinity) return -kInfinity;
-  }
+  return args.bias == nullptr ||
+         *at(args.bias, args.bias_stride * t + args.bias_head_stride * g + args.bias_key_stride * s) != -__builtin_inff();
+}
+
+// The scaled and capped score, in natural-log units.
+template <class T>
+double capped_score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
   const T* query = at(static_cast<const T*>(args.query), args.query_stride * t + args.query_head_stride * g);
   const T* key = row_of_key<T>(args, s);
   double dot = 0.0;
   for (std::int64_t d = 0; d < args.head_dim; ++d) dot += to_double(query[d]) * to_double(key[d]);
-  double score = args.scale * dot;
-  if (args.softcap > 0.0) score = args.softcap * tanh(score / args.softcap);
-  score += bias;
+  const double score = args.scale * dot;
+  return args.softcap > 0.0 ? args.softcap * tanh(score / args.softcap) : score;
+}
+
+// What is added to a score after all that.
+double added_to_score(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
+  double added = 0.0;
+  if (args.bias) {
+    added = static_cast<double>(*at(args.bias, args.bias_stride * t + args.bias_head_stride * g + args.bias_key_stride * s));
+  }
   if (args.alibi_slopes) {
     const double distance = fabs(static_cast<double>(t + args.alibi_offset - s));
-    score -= static_cast<double>(*at(args.alibi_slopes, args.alibi_stride * g)) * distance;
+    added -= static_cast<double>(*at(args.alibi_slopes, args.alibi_stride * g)) * distance;
   }
-  return score;
+  return added;
+}
+
+// A row's scores by the caller's function, 64 keys at a time, all lanes keys. -inf where a key is not allowed; keys of those
+// are not read.
+constexpr std::int64_t kKeysOfTile = 64;
+
+template <class T>
+void change_by_caller(const AttentionF32Args& args, std::int64_t t, std::int64_t g, double* scores) {
+  static constexpr std::int32_t none[kKeysOfTile] = {};
+  const ScoreMod& mod = *args.score_mod;
+  alignas(64) float values[kKeysOfTile];
+  std::int32_t keys[kKeysOfTile];
+  for (std::int64_t first = args.key_begin; first < args.key_end; first += kKeysOfTile) {
+    double* const to = scores + (first - args.key_begin);
+    const std::int64_t count = args.key_end - first < kKeysOfTile ? args.key_end - first : kKeysOfTile;
+    ScoreModTile tile;
+    if (mod.classify) {
+      ScoreModRange range;
+      range.batch = args.mod_batch;
+      range.head_begin = args.mod_head + g;
+      range.head_end = range.head_begin + 1;
+      range.query_begin = args.mod_query + t;
+      range.query_end = range.query_begin + 1;
+      range.key_begin = args.mod_key + first;
+      range.key_end = range.key_begin + count;
+      const TileClass kind = mod.classify(mod.context, range);
+      if (kind == TileClass::skip) {
+        for (std::int64_t i = 0; i < count; ++i) to[i] = -kInfinity;
+        continue;
+      }
+      tile.is_full = kind == TileClass::full;
+    }
+    for (std::int64_t i = 0; i < kKeysOfTile; ++i) {
+      keys[i] = static_cast<std::int32_t>(i < count ? i : count - 1);
+      const bool allowed = i < count && is_allowed(args, t, g, first + i);
+      values[i] = allowed ? static_cast<float>(capped_score_of<T>(args, t, g, first + i)) : 0.0f;
+    }
+    tile.scores = values;
+    tile.lanes_are_keys = true;
+    tile.lines = 1;
+    tile.lanes = tile.line_stride = kKeysOfTile;
+    tile.batch = args.mod_batch;
+    tile.head = {args.mod_head + g, none, none};
+    tile.query = {args.mod_query + t, none, none};
+    tile.key = {args.mod_key + first, none, keys};
+    mod.change(mod.context, tile);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const bool allowed = is_allowed(args, t, g, first + i);
+      to[i] = allowed ? static_cast<double>(values[i]) + added_to_score(args, t, g, first + i) : -kInfinity;
+    }
+  }
+}
+
+// The score of query t of head g of the group and key s without a function of the caller's, in natural-log units; -inf where
+// the key is not allowed.
+template <class T>
+double score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
+  if (!is_allowed(args, t, g, s)) return -kInfinity;
+  return capped_score_of<T>(args, t, g, s) + added_to_score(args, t, g, s);
 }
 
 // How a row ends: out = scale * sums / denominator.
@@ -89,9 +157,10 @@ POLYHEAD_NOINLINE void attend_rows(const AttentionF32Args& args) {
     // Whether a key was seen decides on emptiness, not the largest score: NaN is no score below all others.
     bool seen = false;
     double largest = -kInfinity;
+    if (args.score_mod) change_by_caller<T>(args, t, g, scores);
     for (std::int64_t s = args.key_begin; s < args.key_end; ++s) {
-      const double score = score_of<T>(args, t, g, s);
-      scores[s - args.key_begin] = score;
+      if (args.score_mod == nullptr) scores[s - args.key_begin] = score_of<T>(args, t, g, s);
+      const double score = scores[s - args.key_begin];
       if (score == -kInfinity) continue;
       seen = true;
       if (score > largest) largest = score;

@@ -182,7 +182,7 @@ class TileAttentionRun {
 
   void Rows() {
     tiles_.Configure();
-    const float scale = ScaleInLog2Units(args_.scale);
+    const float scale = ScaleOfScores(args_);
     for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
       size_t count = 0;
       for (; count < kBlocksAtOnce && row < args_.row_end; ++count) {
@@ -350,6 +350,8 @@ class TileAttentionRun {
     for (size_t j = 0; j < kBlockRows; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, max + j);
     if (step.mask.Changes()) {
       ApplyMask(step.mask, scores, kBlockRows, begin, step.seen_end, max);
+      // Between beats no tile holds anything; but a function of the caller's may have set tiles up for itself.
+      if (HWY_UNLIKELY(step.mask.change.mod != nullptr)) tiles_.Configure();
     } else {
       for (size_t j = 0; j < kBlockRows; j += lanes) {
         Floats m = hn::Load(df, max + j);

@@ -13,6 +13,7 @@
 #include "api/head_operands.hpp"
 #include "api/mask_inputs.hpp"
 #include "api/runtime_state.hpp"
+#include "api/score_mod_run.hpp"
 #include "api/sequence_inputs.hpp"
 #include "dispatch/kernel_table.hpp"
 #include "plan/attention_plan.hpp"
@@ -42,6 +43,7 @@ using api::check_tensor;
 using api::fail;
 using api::read_heads;
 using api::read_heads_of_items;
+using api::ScoreModRun;
 
 bool is_served(DType dtype) {
   const std::vector<DType>& served = dispatch::attention_dtypes();
@@ -100,6 +102,23 @@ void check_relative_bias(const AttentionSpec& spec) {
   }
 }
 
+void check_score_mod(const AttentionSpec& spec) {
+  const ScoreMod& mod = spec.score_mod;
+  if (mod.empty()) {
+    const ScoreFunctions& functions = mod.functions;
+    if (mod.classify || functions.sse4 || functions.avx2 || functions.avx512) {
+      fail("AttentionSpec.score_mod.functions.baseline", "null", "a function, where any part of a score_mod is given");
+    }
+    return;
+  }
+  if (mod.name == nullptr) fail("AttentionSpec.score_mod.name", "null", "a text");
+  if (*mod.name == '\0') fail("AttentionSpec.score_mod.name", "empty", "a text");
+  if (spec.relative_bias.kind == RelativeBias::Kind::swin) {
+    fail("AttentionSpec.score_mod", "given together with Swin's relative bias",
+         "one of the two: the function may add that bias");
+  }
+}
+
 // Fills in what a spec leaves open, and checks it.
 AttentionSpec resolve(AttentionSpec spec) {
   if (spec.kv_heads == 0) spec.kv_heads = spec.heads;
@@ -128,6 +147,7 @@ AttentionSpec resolve(AttentionSpec spec) {
   check_mask("AttentionSpec.mask", spec.mask);
   check_precision("AttentionSpec.precision", spec.precision);
   check_relative_bias(spec);
+  check_score_mod(spec);
   if (!is_served(spec.dtype)) {
     throw Error(ErrorCode::unsupported,
                 std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves " + served_dtypes());
@@ -204,13 +224,17 @@ class AttentionPlanState {
  public:
   AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
       : spec_(resolve(spec)),
+        isa_(runtime.isa()),
         plan_(shape_of(spec_), spec_.mask,
-              {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink, spec_.relative_bias}, spec_.length_invariant,
-              spec_.precision, runtime.state()->kernels(), runtime.state()->scheduler()),
+              {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink, spec_.relative_bias,
+               spec_.score_mod.empty() ? std::string() : spec_.score_mod.name, spec_.score_mod.classify != nullptr},
+              spec_.length_invariant, spec_.precision, runtime.state()->kernels(), runtime.state()->scheduler()),
         relative_(spec_.relative_bias) {}
 
-  // With a cache, keys, values and lengths are its, and `inputs` has the rest.
-  void run(const AttentionInputs& inputs, const RunOptions& options, const CachedAttentionInputs* cached = nullptr) const {
+  // With a cache, keys, values and lengths are its, and `inputs` has the rest. `context`: the score_mod's where inputs have
+  // none.
+  void run(const AttentionInputs& inputs, const RunOptions& options, const CachedAttentionInputs* cached = nullptr,
+           void* context = nullptr) const {
     const plan::AttentionShape shape = check_shapes(inputs, cached);
     if (options.workspace) {
       if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0) {
@@ -223,6 +247,8 @@ class AttentionPlanState {
     }
     const plan::AttentionPlan::LeaseHandle lease(plan_, options.workspace);
     plan::AttentionOperands operands = read_operands(inputs, shape, lease, cached);
+    ScoreModRun score_mod(spec_.score_mod, inputs.score_mod_context ? inputs.score_mod_context : context, isa_);
+    operands.scores.mod = score_mod.for_kernel();
     check_outputs(inputs);
     if (options.cancel && options.cancel->load(std::memory_order_relaxed))
       throw Error(ErrorCode::cancelled, "cancelled by the caller");
@@ -260,6 +286,7 @@ class AttentionPlanState {
     }
     spread_relative_bias(inputs, lease, operands);
     plan_.run(lease, operands, options.cancel);
+    score_mod.rethrow();
     if (out_is_packed) copy_tensor(plan_.scheduler(), out, inputs.out);
   }
 
@@ -267,14 +294,20 @@ class AttentionPlanState {
   const plan::AttentionPlan& plan() const noexcept { return plan_; }
 
   // value, out and lse are not looked at.
-  void run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
-                   const dispatch::KernelTable& kernels) const {
+  void run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request, const dispatch::KernelTable& kernels,
+                   void* context) const {
     if (!inputs.block_table.empty()) {
       throw Error(ErrorCode::unsupported, "attention_weights: block_table is given; expected keys that lie in key itself");
+    }
+    if (spec_.mask.is_packed && !spec_.score_mod.empty()) {
+      throw Error(ErrorCode::unsupported,
+                  "attention_weights: the mask is packed and a score_mod is given; expected a call for each sequence");
     }
     const plan::AttentionShape shape = check_query_and_key(inputs);
     const plan::AttentionPlan::LeaseHandle lease(plan_, nullptr);
     plan::AttentionOperands operands = read_operands(inputs, shape, lease);
+    ScoreModRun score_mod(spec_.score_mod, inputs.score_mod_context ? inputs.score_mod_context : context, isa_);
+    operands.scores.mod = score_mod.for_kernel();
     const std::vector<std::int64_t> heads = read_choice("heads", request.heads, shape.heads),
                                     rows = read_choice("rows", request.rows, shape.query_length);
     plan::WeightsOperands wanted;
@@ -334,6 +367,7 @@ class AttentionPlanState {
     byte_strides(key, operands.key_strides);
     spread_relative_bias(inputs, lease, operands);
     plan::run_weights(operands, wanted, kernels, plan_.scheduler());
+    score_mod.rethrow();
   }
 
  private:
@@ -447,6 +481,9 @@ class AttentionPlanState {
       check_tensor("relative_bias_table", inputs.relative_bias_table, DType::f32,
                    {spec_.relative_bias.table_rows(), spec_.heads});
     }
+    if (inputs.score_mod_context && spec_.score_mod.empty()) {
+      fail("score_mod_context", "given", "none, since the spec has no score_mod");
+    }
     return shape;
   }
 
@@ -508,6 +545,7 @@ class AttentionPlanState {
   }
 
   AttentionSpec spec_;
+  Isa isa_;
   plan::AttentionPlan plan_;
   plan::RelativeSpread relative_;
 };
@@ -589,6 +627,8 @@ void fill_in_options(const AttentionOptions& options, AttentionSpec* spec) {
   spec->has_sink = options.has_sink;
   spec->precision = options.precision;
   spec->relative_bias = options.relative_bias;
+  spec->score_mod = options.score_mod;
+  spec->score_mod.context = nullptr;  // handed over with each call, so that calls with contexts of their own share a plan
 }
 
 // From the runtime's cache, or made for it.
@@ -614,6 +654,11 @@ std::shared_ptr<const detail::AttentionPlanState> find_plan(const Runtime& runti
   if (relative.given()) {
     key.add(static_cast<std::uint64_t>(relative.kind) << 1 | static_cast<std::uint64_t>(relative.bidirectional));
     key.add(relative.buckets).add(relative.max_distance).add(relative.height).add(relative.width);
+  }
+  if (const ScoreMod& mod = spec.score_mod; !mod.empty()) {
+    const auto address = [](auto pointer) { return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(pointer)); };
+    key.add(address(mod.functions.baseline)).add(address(mod.functions.sse4)).add(address(mod.functions.avx2));
+    key.add(address(mod.functions.avx512)).add(address(mod.classify));
   }
   key.add(flags << 16 | static_cast<std::uint64_t>(spec.dtype) << 8 | static_cast<std::uint64_t>(spec.precision));
   return runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
@@ -653,7 +698,7 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
       spec.key_length = bucket(std::clamp<std::int64_t>(room, 0, most));
     }
   }
-  api::entry([&] { find_plan(runtime, spec)->run(inputs, {}); });
+  api::entry([&] { find_plan(runtime, spec)->run(inputs, {}, nullptr, options.score_mod.context); });
 }
 
 void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, const AttentionOptions& options) {
@@ -680,7 +725,7 @@ void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, cons
     for (std::int64_t i = 0; i < cache.sequences; ++i) longest = std::max(longest, inputs.cache->length(i));
     spec.key_length = bucket(longest);
   }
-  api::entry([&] { find_plan(runtime, spec)->run(api::without_cache(inputs), {}, &inputs); });
+  api::entry([&] { find_plan(runtime, spec)->run(api::without_cache(inputs), {}, &inputs, options.score_mod.context); });
 }
 
 void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options,
@@ -701,7 +746,7 @@ void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, co
   if (spec.mask.is_packed) measure_sequences(inputs, spec);
   api::entry([&] {
     const detail::AttentionPlanState state(spec, runtime);
-    state.run_weights(inputs, request, runtime.state()->kernels());
+    state.run_weights(inputs, request, runtime.state()->kernels(), options.score_mod.context);
   });
 }
 

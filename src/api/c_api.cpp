@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "api/c_score_mod.hpp"
 #include "polyhead/polyhead.h"
 #include "polyhead/polyhead.hpp"
 
@@ -20,6 +21,7 @@ struct polyhead_cancellation {
 };
 struct polyhead_attention_plan {
   polyhead::AttentionPlan value;
+  std::unique_ptr<polyhead::api::CScoreMod> score_mod{};  // what value's spec points to
 };
 struct polyhead_kv_cache {
   polyhead::KvCache value;
@@ -36,6 +38,7 @@ namespace {
 using polyhead::Error;
 using polyhead::ErrorCode;
 using polyhead::TensorView;
+using polyhead::api::CScoreMod;
 
 static_assert(POLYHEAD_MAX_RANK == TensorView::max_rank);
 static_assert(sizeof(polyhead_tensor) == 8 + 2 * sizeof(std::int32_t) + 2 * POLYHEAD_MAX_RANK * sizeof(std::int64_t));
@@ -254,10 +257,29 @@ polyhead::AttentionInputs to_attention_inputs(const polyhead_attention_inputs* g
   result.block_mask = to_view(inputs.block_mask, "block_mask");
   result.relative_bias_table = to_view(inputs.relative_bias_table, "relative_bias_table");
   result.block_table = to_view(inputs.block_table, "block_table");
+  result.score_mod_context = inputs.score_mod_context;
   return result;
 }
 
-polyhead::AttentionOptions to_attention_options(const polyhead_attention_options* given) {
+// What is to be pointed to while the result is in use.
+polyhead::ScoreMod to_score_mod(const polyhead_score_mod* given, CScoreMod* storage) {
+  if (given == nullptr) return {};
+  const polyhead_score_mod mod = read_struct(given, "score_mod");
+  if (mod.function == nullptr) refuse("score_mod.function is NULL");
+  *storage = CScoreMod(mod);
+  return storage->view();
+}
+
+// The context of a run's own: null, or a score modification of the plan's with it.
+void* to_score_mod_context(const polyhead_attention_plan& plan, void* context, CScoreMod* storage) {
+  if (context == nullptr || plan.score_mod == nullptr) return context;
+  *storage = *plan.score_mod;
+  storage->set_context(context);
+  return storage;
+}
+
+// `score_mod` holds what the result's points to.
+polyhead::AttentionOptions to_attention_options(const polyhead_attention_options* given, CScoreMod* score_mod) {
   const polyhead_attention_options options = read_optional_struct(given, "options");
   polyhead::AttentionOptions result;
   result.scale = to_scale(options.has_scale, options.scale);
@@ -268,7 +290,16 @@ polyhead::AttentionOptions to_attention_options(const polyhead_attention_options
   result.has_sink = options.has_sink != 0;
   result.precision = to_precision(options.precision, "options");
   result.relative_bias = to_relative_bias(options.relative_bias);
+  result.score_mod = to_score_mod(options.score_mod, score_mod);
   return result;
+}
+
+// A one-shot call's context may stand in its inputs, too.
+template <class Inputs>
+void take_context(const polyhead::AttentionOptions& options, CScoreMod* score_mod, Inputs* inputs) {
+  if (inputs->score_mod_context == nullptr || options.score_mod.empty()) return;
+  score_mod->set_context(inputs->score_mod_context);
+  inputs->score_mod_context = nullptr;
 }
 
 polyhead::KvCacheSpec to_kv_cache_spec(const polyhead_kv_cache_spec* given) {
@@ -316,6 +347,7 @@ polyhead::CachedAttentionInputs to_cached_attention_inputs(const polyhead_cached
   result.alibi_slopes = to_view(inputs.alibi_slopes, "alibi_slopes");
   result.sink = to_view(inputs.sink, "sink");
   result.relative_bias_table = to_view(inputs.relative_bias_table, "relative_bias_table");
+  result.score_mod_context = inputs.score_mod_context;
   return result;
 }
 
@@ -464,7 +496,10 @@ polyhead_status polyhead_attention_plan_create(const polyhead_runtime* runtime, 
     result.has_sink = spec.has_sink != 0;
     result.precision = to_precision(spec.precision, "spec");
     result.relative_bias = to_relative_bias(spec.relative_bias);
+    auto score_mod = std::make_unique<CScoreMod>();
+    result.score_mod = to_score_mod(spec.score_mod, score_mod.get());
     hand_out(plan, polyhead::AttentionPlan(result, runtime->value));
+    if (spec.score_mod != nullptr) (*plan)->score_mod = std::move(score_mod);
   });
 }
 
@@ -474,7 +509,13 @@ void polyhead_attention_plan_destroy(polyhead_attention_plan* plan) {
 
 polyhead_status polyhead_attention_plan_run(const polyhead_attention_plan* plan, const polyhead_attention_inputs* inputs,
                                             const polyhead_run_options* options) {
-  return guarded([&] { required(plan, "plan")->value.run(to_attention_inputs(inputs), to_run_options(options)); });
+  return guarded([&] {
+    required(plan, "plan");
+    polyhead::AttentionInputs given = to_attention_inputs(inputs);
+    CScoreMod score_mod;
+    given.score_mod_context = to_score_mod_context(*plan, given.score_mod_context, &score_mod);
+    plan->value.run(given, to_run_options(options));
+  });
 }
 
 polyhead_status polyhead_attention_plan_workspace_bytes(const polyhead_attention_plan* plan, size_t* bytes) {
@@ -495,7 +536,11 @@ polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhe
                                    const polyhead_attention_options* given) {
   return guarded([&] {
     required(runtime, "runtime");
-    polyhead::attention(runtime->value, to_attention_inputs(inputs), to_attention_options(given));
+    CScoreMod score_mod;
+    const polyhead::AttentionOptions options = to_attention_options(given, &score_mod);
+    polyhead::AttentionInputs views = to_attention_inputs(inputs);
+    take_context(options, &score_mod, &views);
+    polyhead::attention(runtime->value, views, options);
   });
 }
 
@@ -510,7 +555,11 @@ polyhead_status polyhead_attention_weights(const polyhead_runtime* runtime, cons
     views.rows = to_view(request.rows, "rows");
     views.weights = to_view(request.weights, "weights");
     views.received = to_view(request.received, "received");
-    polyhead::attention_weights(runtime->value, to_attention_inputs(inputs, true), to_attention_options(options), views);
+    CScoreMod score_mod;
+    const polyhead::AttentionOptions given_options = to_attention_options(options, &score_mod);
+    polyhead::AttentionInputs given_inputs = to_attention_inputs(inputs, true);
+    take_context(given_options, &score_mod, &given_inputs);
+    polyhead::attention_weights(runtime->value, given_inputs, given_options, views);
   });
 }
 
@@ -606,14 +655,24 @@ polyhead_status polyhead_kv_cache_load(const char* path, polyhead_kv_cache** cac
 polyhead_status polyhead_attention_plan_run_cached(const polyhead_attention_plan* plan,
                                                    const polyhead_cached_attention_inputs* inputs,
                                                    const polyhead_run_options* options) {
-  return guarded([&] { required(plan, "plan")->value.run(to_cached_attention_inputs(inputs), to_run_options(options)); });
+  return guarded([&] {
+    required(plan, "plan");
+    polyhead::CachedAttentionInputs given = to_cached_attention_inputs(inputs);
+    CScoreMod score_mod;
+    given.score_mod_context = to_score_mod_context(*plan, given.score_mod_context, &score_mod);
+    plan->value.run(given, to_run_options(options));
+  });
 }
 
 polyhead_status polyhead_cached_attention(const polyhead_runtime* runtime, const polyhead_cached_attention_inputs* inputs,
                                           const polyhead_attention_options* options) {
   return guarded([&] {
-    polyhead::attention(required(runtime, "runtime")->value, to_cached_attention_inputs(inputs),
-                        options == nullptr ? polyhead::cached_attention_options() : to_attention_options(options));
+    CScoreMod score_mod;
+    const polyhead::AttentionOptions given =
+        options == nullptr ? polyhead::cached_attention_options() : to_attention_options(options, &score_mod);
+    polyhead::CachedAttentionInputs views = to_cached_attention_inputs(inputs);
+    take_context(given, &score_mod, &views);
+    polyhead::attention(required(runtime, "runtime")->value, views, given);
   });
 }
 

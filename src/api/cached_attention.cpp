@@ -53,6 +53,7 @@ AttentionInputs without_cache(const CachedAttentionInputs& inputs) {
   rest.alibi_slopes = inputs.alibi_slopes;
   rest.sink = inputs.sink;
   rest.relative_bias_table = inputs.relative_bias_table;
+  rest.score_mod_context = inputs.score_mod_context;
   return rest;
 }
 

@@ -300,7 +300,8 @@ std::vector<std::string> AttentionPlan::changes_of_every_score() const {
   for (const auto& [wanted, what] :
        {std::pair(mask_.has_boolean, "a boolean mask"), std::pair(mask_.has_bias, "a bias"),
         std::pair(mask_.block_queries != 0, "a block mask"), std::pair(changes_.softcap > 0, "softcap"),
-        std::pair(changes_.alibi, "ALiBi"), std::pair(changes_.relative_bias.given(), "a relative bias")}) {
+        std::pair(changes_.alibi, "ALiBi"), std::pair(changes_.relative_bias.given(), "a relative bias"),
+        std::pair(!changes_.mod.empty(), "score_mod")}) {
     if (wanted) changes.emplace_back(what);
   }
   return changes;
@@ -387,6 +388,8 @@ Explanation AttentionPlan::explanation() const {
   }
   told.scale = changes_.scale;
   told.softcap = changes_.softcap;
+  told.score_mod = changes_.mod;
+  told.score_mod_classifies = changes_.mod_classifies;
   told.alibi = changes_.alibi;
   told.sink = changes_.sink;
   told.relative_bias = changes_.relative_bias;

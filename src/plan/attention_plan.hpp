@@ -37,6 +37,8 @@ struct ScoreChanges {
   double softcap = 0.0;
   bool alibi = false, sink = false;
   RelativeBias relative_bias{};
+  std::string mod;  // the caller's own function's name; empty: none
+  bool mod_classifies = false;
 };
 
 class AttentionPlan {

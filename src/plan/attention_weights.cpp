@@ -40,6 +40,7 @@ AttentionOperands of_head(const AttentionOperands& operands, std::int64_t head) 
   if (scores.block_mask.blocks) scores.block_mask.blocks = at(scores.block_mask.blocks, head * scores.block_mask.strides[1]);
   if (scores.alibi_slopes) scores.alibi_slopes = at(scores.alibi_slopes, head * scores.alibi_stride);
   if (scores.sink) scores.sink = at(scores.sink, head * scores.sink_stride);
+  scores.first_head += head;
   one.value_strides[0] = one.value_strides[1] = 0;
   one.value_strides[2] = keys_per_call * static_cast<std::ptrdiff_t>(sizeof(float));
   return one;

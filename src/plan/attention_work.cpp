@@ -154,6 +154,13 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
     args.alibi_stride = scores.alibi_stride;
     args.alibi_offset = region.keys.offset;
   }
+  if (scores.mod) {
+    args.score_mod = scores.mod;
+    args.mod_batch = mask_batch;
+    args.mod_head = scores.first_head + head;
+    args.mod_query = sequence.mask_query;
+    args.mod_key = sequence.mask_key;
+  }
   if (scores.sink) {
     args.sink = at(scores.sink, head * scores.sink_stride);
     args.sink_stride = scores.sink_stride;

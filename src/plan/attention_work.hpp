@@ -66,6 +66,9 @@ struct ScoreOperands {
   std::ptrdiff_t alibi_batch_stride = 0, alibi_stride = 0, sink_stride = 0;
   RelativeRows relative;  // instead of a bias
   BlockMask block_mask;   // of the mask's block sizes
+  // The caller's own function, or null, and the number that it knows operands' head 0 by.
+  const simd::ScoreMod* mod = nullptr;
+  std::int64_t first_head = 0;
 };
 
 // The keys of one batch item where they lie in pages, as a cache keeps them; see simd::AttentionF32Args.

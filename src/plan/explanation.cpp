@@ -114,6 +114,10 @@ std::string to_text(const Explanation& e) {
   add("expected     about %.3g ms\n", e.expected_ms);
   add("scale        %.9g\n", e.scale);
   if (e.softcap > 0) add("softcap      %.9g\n", e.softcap);
+  if (!e.score_mod.empty()) {
+    text += "score_mod    " + e.score_mod + ", the caller's own function, on every tile" +
+            (e.score_mod_classifies ? " that its classifier does not skip at run time\n" : "; it classes no tiles\n");
+  }
   if (e.alibi) text += "ALiBi        a slope a query head\n";
   if (e.relative_bias.kind == RelativeBias::Kind::t5) {
     add("relative     T5, %lld buckets, read along diagonals of a row of distances a head\n", number(e.relative_bias.buckets));
@@ -128,7 +132,7 @@ std::string to_text(const Explanation& e) {
 }
 
 std::string to_json(const Explanation& e) {
-  JsonWriter rest('{'), shape('{'), splits('{'), tiles('{'), work('{'), not_faster('['), all('{');
+  JsonWriter rest('{'), score_mod('{'), shape('{'), splits('{'), tiles('{'), work('{'), not_faster('['), all('{');
   shape.add("batch", e.batch).add("heads", e.heads).add("kv_heads", e.kv_heads).add("query_length", e.query_length);
   shape.add("key_length", e.key_length).add("head_dim", e.head_dim).add("value_dim", e.value_dim);
   splits.add("keys", e.key_split).add("run", e.splits_run);
@@ -148,6 +152,8 @@ std::string to_json(const Explanation& e) {
   all.raw("key_splits", e.key_split ? splits.done() : "null").raw("tiles", tiles.done()).raw("work", work.done());
   all.add("threads", e.threads).add("runs_inline", e.runs_inline).add("one_thread_ms", e.one_thread_ms);
   all.add("expected_ms", e.expected_ms).add("scale", e.scale).add("softcap", e.softcap).add("alibi", e.alibi);
+  score_mod.add("name", e.score_mod).add("classifies_tiles", e.score_mod_classifies);
+  all.raw("score_mod", e.score_mod.empty() ? "null" : score_mod.done());
   all.add("sink", e.sink).raw("relative_bias", relative_bias_json(e.relative_bias)).raw("not_faster", not_faster.done());
   all.add("workspace_bytes", static_cast<std::int64_t>(e.workspace_bytes));
   return all.done();

@@ -30,6 +30,8 @@ struct Explanation {
   int threads = 1;
   bool runs_inline = false;
   double scale = 1, softcap = 0;
+  std::string score_mod;  // the caller's own function's name; empty: none
+  bool score_mod_classifies = false;
   bool alibi = false, sink = false;
   RelativeBias relative_bias{};
   std::size_t workspace_bytes = 0;

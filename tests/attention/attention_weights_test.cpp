@@ -114,13 +114,17 @@ TEST_P(WeightsTest, OfPackedSequences) {
       const AttentionCase test = make_case(spec, random);
       ASSERT_NO_FATAL_FAILURE(expect_right(test, {}, {}));
       const std::int64_t last = test.query.view().shape[2] - 1;
-      if (last >= 0) ASSERT_NO_FATAL_FAILURE(expect_right(test, {3, 0}, {last, 0, last / 2}));
+      if (last >= 0) {
+        ASSERT_NO_FATAL_FAILURE(expect_right(test, {3, 0}, {last, 0, last / 2}));
+      }
       // What no row of a key's own sequence sees weighs exactly nothing, in others' rows above all.
       const Result result = weights_of(test, {}, {});
       const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true);
       std::size_t next = 0;
       for_each_offset(result.weights, [&](std::int64_t offset) {
-        if (expected.weights.values[next++] == 0) ASSERT_EQ(load(result.weights, offset), 0) << test.describe();
+        if (expected.weights.values[next++] == 0) {
+          ASSERT_EQ(load(result.weights, offset), 0) << test.describe();
+        }
       });
     }
 }

@@ -222,6 +222,95 @@ TEST_P(AttentionKernelTest, BiasLeavesScoresOfMinusInfinity) {
   }
 }
 
+// The caller's own function: a number of its own for each place, exact in f32, and -inf for one place in seven.
+inline double score_of_place(double score, std::int64_t head, std::int64_t query, std::int64_t key) {
+  if ((head + query + 2 * key) % 7 == 0) return -kInfinity;
+  return 0.75 * score + 0.25 * static_cast<double>((5 * head + 3 * query + 11 * key) % 13 - 6);
+}
+
+struct PlacesSeen {
+  std::int64_t calls = 0, asked = 0, wrong = 0;
+};
+
+inline void change_places(void* context, const simd::ScoreModTile& tile) {
+  auto& seen = *static_cast<PlacesSeen*>(context);
+  ++seen.calls;
+  const auto at = [](const simd::ScoreModIndex& index, std::int64_t line, std::int64_t lane) {
+    return index.first + index.of_line[line] + index.of_lane[lane];
+  };
+  seen.wrong += tile.batch != 3 || tile.lines < 1 || tile.lanes < 1 || tile.line_stride < tile.lanes;
+  for (std::int64_t line = 0; line < tile.lines; ++line) {
+    for (std::int64_t lane = 0; lane < tile.lanes; ++lane) {
+      const std::int64_t head = at(tile.head, line, lane), query = at(tile.query, line, lane), key = at(tile.key, line, lane);
+      seen.wrong += head < 20 || query < 100 || key < 7000;
+      float& score = tile.scores[line * tile.line_stride + lane];
+      score = static_cast<float>(score_of_place(static_cast<double>(score), head, query, key));
+    }
+  }
+}
+
+inline simd::TileClass class_of_places(void* context, const simd::ScoreModRange& range) {
+  auto& seen = *static_cast<PlacesSeen*>(context);
+  ++seen.asked;
+  seen.wrong += range.batch != 3 || range.head_begin < 20 || range.head_end <= range.head_begin || range.query_begin < 100 ||
+                range.query_end <= range.query_begin || range.key_begin < 7000 || range.key_end <= range.key_begin;
+  return simd::TileClass::partial;
+}
+
+TEST_P(AttentionKernelTest, ScoreModIsToldWhichScoreItChanges) {
+  for (const std::int64_t group : {1, 3}) {
+    for (const std::int64_t queries : {1, 5, 50}) {
+      for (const std::int64_t keys : {1, 60, 277}) {
+        for (const bool capped : {false, true}) {
+          AttentionProblem problem({queries, group, keys, 40, 10}, 2750);
+          PlacesSeen seen;
+          const simd::ScoreMod mod = {change_places, class_of_places, &seen};
+          problem.score_mod = &mod;
+          problem.score_function = [](double score, std::int64_t t, std::int64_t g, std::int64_t s) {
+            return score_of_place(score, 20 + g, 100 + t, 7000 + s);
+          };
+          if (capped) {
+            problem.softcap = 1.5;
+            problem.give_alibi(2751, -0.1f, 0.4f, 30);
+            problem.bias.emplace(problem.shape, true, true, true, 1);
+            problem.bias->values->fill_random(2752, -3, 3);
+          }
+          const std::string what = std::string(kernel().name) + " score_mod, group " + std::to_string(group) + ", queries " +
+                                   std::to_string(queries) + ", keys " + std::to_string(keys);
+          expect_right(problem, problem.run(kernel()), what);
+          expect_right(problem, problem.run_split(kernel(), merge(), kernel().key_block), what + ", split");
+          ASSERT_EQ(seen.wrong, 0) << what;
+          ASSERT_GT(seen.calls, 0) << what;
+          ASSERT_GT(seen.asked, 0) << what;
+        }
+      }
+    }
+  }
+}
+
+// What it makes of hidden keys counts for nothing, nor do their values.
+TEST_P(AttentionKernelTest, ScoreModOfHiddenKeysCountsForNothing) {
+  for (const std::int64_t queries : {1, 50}) {
+    AttentionProblem problem({queries, 2, 150, 8, 6}, 2760);
+    problem.shape.visible_begin = 40;
+    problem.shape.visible_end = 90;
+    const simd::ScoreMod mod = {
+        [](void*, const simd::ScoreModTile& tile) {
+          for (std::int64_t line = 0; line < tile.lines; ++line) {
+            for (std::int64_t lane = 0; lane < tile.lanes; ++lane) {
+              const std::int64_t t = tile.query.first + tile.query.of_line[line] + tile.query.of_lane[lane] - 100,
+                                 s = tile.key.first + tile.key.of_line[line] + tile.key.of_lane[lane] - 7000;
+              if (s < t + 40 || s >= t + 90) tile.scores[line * tile.line_stride + lane] = kNaN;
+            }
+          }
+        },
+        nullptr, nullptr};
+    problem.score_mod = &mod;
+    for (std::int64_t s = 0; s < 40; ++s) problem.value_at(s, 3) = kNaN;
+    expect_right(problem, problem.run(kernel()), std::string(kernel().name) + " NaN of hidden keys");
+  }
+}
+
 // However far away a key is, ALiBi excludes none; a score of -inf does.
 TEST_P(AttentionKernelTest, AlibiOfHugeDistancesIsArithmetic) {
   AttentionProblem far({20, 2, 150, 8, 6}, 2730);

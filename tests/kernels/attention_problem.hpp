@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 
 #include "kernels/guarded.hpp"
 #include "simd/contract/attention.hpp"
+#include "simd/contract/score_mod.hpp"
 #include "support/tensor.hpp"
 #include "support/tolerance.hpp"
 
@@ -180,6 +182,7 @@ class AttentionProblem {
       }
       double x = shape.scale * dot;
       if (softcap > 0) x = softcap * std::tanh(x / softcap);
+      if (score_function) x = score_function(x, t, g, s);
       if (alibi_slopes) {
         x -= (*alibi_slopes)[static_cast<std::size_t>(g)] * std::fabs(static_cast<double>(t + alibi_offset - s));
       }
@@ -252,6 +255,11 @@ class AttentionProblem {
     args.alibi_offset = alibi_offset;
     args.sink = sinks ? sinks->data() : nullptr;
     args.sink_stride = 4;
+    args.score_mod = score_mod;
+    args.mod_batch = 3;
+    args.mod_head = 20;
+    args.mod_query = 100;
+    args.mod_key = 7000;
     if (pages) pages->give(element, args);
     return args;
   }
@@ -429,6 +437,9 @@ class AttentionProblem {
   double softcap = 0;
   std::optional<Guarded<float>> alibi_slopes, sinks;  // [group]
   std::int64_t alibi_offset = 0;
+  // A kernel's, which is told batch item 3, heads from 20, queries from 100 and keys from 7,000 on, and what it does.
+  const simd::ScoreMod* score_mod = nullptr;
+  std::function<double(double score, std::int64_t t, std::int64_t g, std::int64_t s)> score_function;
   std::unique_ptr<StoredElements> stored_query, stored_key, stored_value;  // for the element that ran last
 
  private:

@@ -8,9 +8,21 @@ import numpy as np
 
 
 def attention(
-    query, key, value, mask=None, causal=False, scale=None, lengths=None, softcap=0.0, alibi_slopes=None, sink=None
+    query,
+    key,
+    value,
+    mask=None,
+    causal=False,
+    scale=None,
+    lengths=None,
+    softcap=0.0,
+    alibi_slopes=None,
+    sink=None,
+    score_function=None,
 ):
-    """query [..., H, T, D], key [..., G, S, D], value [..., G, S, E]; H a multiple of G. Rows without a key are 0."""
+    """query [..., H, T, D], key [..., G, S, D], value [..., G, S, E]; H a multiple of G. Rows without a key are 0.
+
+    score_function(scores, batch, head, query, key) over whole arrays; batch items count through all leading dimensions."""
     query, key, value = (np.asarray(array, np.float64) for array in (query, key, value))
     if query.ndim >= 3:
         key, value = (_repeat_heads(array, query.shape[-3]) for array in (key, value))
@@ -19,6 +31,10 @@ def attention(
     rows, columns = scores.shape[-2:]
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
+    if score_function is not None:
+        batch, heads = scores.shape[:-3], scores.shape[-3]
+        items = np.arange(math.prod(batch)).reshape(batch + (1, 1, 1))
+        scores = score_function(scores, items, *np.ogrid[:heads, :rows, :columns])
     if alibi_slopes is not None:
         distances = np.abs(np.arange(columns)[None, :] - np.arange(rows)[:, None])
         scores = scores - np.asarray(alibi_slopes, np.float64)[..., None, None] * distances

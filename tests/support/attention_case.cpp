@@ -99,6 +99,7 @@ AttentionOptions AttentionCase::options() const {
   options.has_sink = spec.has_sink;
   options.precision = spec.precision;
   options.relative_bias = spec.relative_bias;
+  options.score_mod = spec.score_mod;
   return options;
 }
 
@@ -109,6 +110,7 @@ std::string AttentionCase::describe() const {
   if (spec.scale) text << " scale " << *spec.scale;
   if (spec.length_invariant) text << " length_invariant";
   if (spec.softcap > 0) text << " softcap " << spec.softcap;
+  if (!spec.score_mod.empty()) text << " score_mod " << spec.score_mod.name;
   for (const auto& [given, name, tensor] :
        {std::tuple(spec.has_alibi, "alibi", &alibi_slopes), std::tuple(spec.has_sink, "sink", &sink)}) {
     if (!given) continue;
@@ -244,11 +246,11 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
 }
 
 ::testing::AssertionResult run_and_compare(const AttentionCase& test, const Runtime& runtime, const std::string& what) {
-  return compare_run(test, runtime, oracle::attention(test.inputs(), test.options()), what);
+  return compare_run(test, runtime, oracle::attention(test.inputs(), test.options(), false, test.score_function), what);
 }
 
 ::testing::AssertionResult run_everywhere(const AttentionCase& test, const std::string& what) {
-  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options());
+  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), false, test.score_function);
   for (const Isa isa : available_isas())
     for (const int threads : {1, 2})
       if (auto result = compare_run(test, runtime_on(isa, threads), expected, what); !result) return result;

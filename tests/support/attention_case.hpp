@@ -22,6 +22,7 @@ struct AttentionCase {
   Tensor query, key, value, out, lse, key_lengths, offsets, boolean_mask, bias, alibi_slopes, sink;
   Tensor query_lengths, cumulative_query_lengths, cumulative_key_lengths, prefix_lengths, query_segments, key_segments,
       block_mask, relative_bias_table;
+  oracle::ScoreFunction score_function;  // what spec.score_mod is said to do, for the oracle
 
   AttentionInputs inputs() const;  // without lse
   AttentionInputs inputs_with_lse() const;

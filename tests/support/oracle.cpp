@@ -133,9 +133,11 @@ class Visibility {
   int64_t batch_, head_, rows_, length_, offset_ = 0;
 };
 
-// The attention of packed query [B, H, T, D], key [B, G, S, D] and value [B, G, S, E]; options.scale is set.
+// The attention of packed query [B, H, T, D], key [B, G, S, D] and value [B, G, S, E]; options.scale is set. The score function
+// knows batch item 0 as `first_item`.
 AttentionResult attention_of(const Array& query, const Array& key, const Array& value, const AttentionOptions& options,
-                             const AttentionInputs& inputs, bool with_weights) {
+                             const AttentionInputs& inputs, bool with_weights, const ScoreFunction& score_function = {},
+                             int64_t first_item = 0) {
   const double scale = *options.scale;
   const Mask& mask = options.mask;
   const int64_t batch = query.size(0), heads = query.size(1), query_length = query.size(2), head_dim = query.size(3);
@@ -181,6 +183,7 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
           }
           score[i] = scale * dot;
           if (options.softcap > 0) score[i] = options.softcap * std::tanh(score[i] / options.softcap);
+          if (score_function) score[i] = score_function(score[i], first_item + b, h, t, s);
           if (options.has_alibi) score[i] -= slope * visible.distance(t, s);
           if (mask.has_bias || options.relative_bias.given()) {
             // A bias of -inf masks the key, also where the score that it is added to is NaN.
@@ -260,7 +263,8 @@ void put_rows(const Array& from, Array& to, int64_t begin) {
 }
 
 // Each packed sequence alone. Rows of none see no key.
-AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions options, bool with_weights) {
+AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions options, bool with_weights,
+                                 const ScoreFunction& score_function) {
   options.mask.is_packed = false;
   const int64_t heads = inputs.query.shape[1], total = inputs.query.shape[2], value_dim = inputs.value.shape[3];
   const int64_t total_keys = inputs.key.shape[2];
@@ -276,8 +280,8 @@ AttentionResult packed_attention(const AttentionInputs& inputs, AttentionOptions
     }
   for (int64_t i = 0; i < sequence_count(inputs); ++i) {
     const AttentionInputs one = sequence_inputs(inputs, i);
-    const AttentionResult result =
-        attention_of(to_array(one.query), to_array(one.key), to_array(one.value), options, one, with_weights);
+    const AttentionResult result = attention_of(to_array(one.query), to_array(one.key), to_array(one.value), options, one,
+                                                with_weights, score_function, i);
     const int64_t begin = batch_integer(inputs.cumulative_query_lengths, i);
     put_rows(result.out, all.out, begin);
     put_rows(result.lse, all.lse, begin);
@@ -352,13 +356,15 @@ Array to_array(const TensorView& view) {
   return array;
 }
 
-AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights) {
+AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights,
+                          const ScoreFunction& score_function) {
   AttentionOptions scaled = options;
   if (!scaled.scale) scaled.scale = 1 / std::sqrt(static_cast<double>(inputs.query.shape[3]));
   if (scaled.mask.is_packed) {
-    return packed_attention(inputs, scaled, with_weights);
+    return packed_attention(inputs, scaled, with_weights, score_function);
   }
-  return attention_of(to_array(inputs.query), to_array(inputs.key), to_array(inputs.value), scaled, inputs, with_weights);
+  return attention_of(to_array(inputs.query), to_array(inputs.key), to_array(inputs.value), scaled, inputs, with_weights,
+                      score_function);
 }
 
 bool allowed(const AttentionInputs& inputs, const Mask& mask, int64_t b, int64_t h, int64_t t, int64_t s) {

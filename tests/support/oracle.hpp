@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "polyhead/attention.hpp"
@@ -39,10 +40,15 @@ struct AttentionResult {
   Array value_magnitude;  // [B, H, T]
 };
 
+// What becomes of a score of (b, h, t, s), -inf where the key is excluded; stands for options.score_mod, which is not looked
+// at.
+using ScoreFunction = std::function<double(double score, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s)>;
+
 // By the formula, reading every input but out and lse, which are not looked at. options.length_invariant and precision have no
 // meaning here. Packed sequences are computed each alone; their weights are
 // [1, H, all queries, all keys].
-AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights = false);
+AttentionResult attention(const AttentionInputs& inputs, const AttentionOptions& options, bool with_weights = false,
+                          const ScoreFunction& score_function = {});
 
 // Whether the mask lets query t of (b, h) see key s, by structure and boolean mask; a bias of -inf is the score's matter.
 // Packed: t and s count through all sequences, b is 0.
