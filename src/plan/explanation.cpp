@@ -141,9 +141,9 @@ std::string to_json(const Explanation& e) {
   work.add("cut_at_run_time", e.by_sequences);
   if (!e.by_sequences) work.add("pieces", e.pieces).add("rows_per_piece", e.rows_per_piece).add("nodes", e.nodes);
   for (const std::string& why : e.not_faster) not_faster.raw(nullptr, JsonWriter::quoted(why));
-  rest.add("kernel", e.rest_kernel).add("rows", e.rest_rows);
+  rest.add("name", e.rest_kernel).add("rows", e.rest_rows);
   all.add("kernel", e.kernel)
-      .raw("rest", e.rest_kernel.empty() ? "null" : rest.done())
+      .raw("rest_kernel", e.rest_kernel.empty() ? "null" : rest.done())
       .add("reason", e.reason)
       .add("isa", e.isa)
       .add("dtype", e.dtype);

@@ -61,12 +61,14 @@ RelativeSpread::Place RelativeSpread::place(const AttentionOperands& o) const {
     for (std::int64_t item = 0; item < items; ++item) {
       const AttentionShape own = own_shape(o, item);
       if (own.query_length == 0 || own.key_length == 0) continue;
-      KeyRange keys = key_range(o, item, 0, own.rows());
-      if (o.mask.has_prefix) keys.begin = 0, keys.end = own.key_length;  // the range is that of one rule's rows
-      if (keys.begin >= keys.end) continue;
-      const std::int64_t offset = place.rows.near_offset(keys.offset, own.query_length, own.key_length);
-      least = std::min(least, keys.begin / whole_block * whole_block - (own.query_length - 1) - offset);
-      most = std::max(most, keys.end - 1 - offset);
+      // Both ends rise with the query, but for those of a prefix.
+      const KeyRange first = key_range(o, item, 0, own.group()),
+                     last = key_range(o, item, own.rows() - own.group(), own.rows());
+      const std::int64_t begin = o.mask.has_prefix ? 0 : first.begin, end = o.mask.has_prefix ? own.key_length : last.end;
+      if (begin >= end) continue;
+      const std::int64_t offset = place.rows.near_offset(last.offset, own.query_length, own.key_length);
+      least = std::min(least, begin / whole_block * whole_block - (own.query_length - 1) - offset);
+      most = std::max(most, end - 1 - offset);
     }
     if (least > most) least = most = 0;  // no row sees a key
     place.rows.first = least;

@@ -64,6 +64,8 @@ TEST_P(ExplainTest, JsonHasEveryMemberOfEveryPlan) {
       for (const char* count : {"rows", "keys", "skipped", "full", "partial"})
         ASSERT_TRUE(told.at("tiles").at(count).is_number_integer()) << count;
       ASSERT_TRUE(told.at("not_faster").is_array());
+      const Json& rest = told.at("rest_kernel");
+      ASSERT_TRUE(rest.is_null() || (rest.at("name").is_string() && rest.at("rows").get<std::int64_t>() > 0));
       ASSERT_TRUE(told.at("key_splits").is_null() || told.at("key_splits").at("keys").is_number_integer());
       const bool cut_later = told.at("work").at("cut_at_run_time").get<bool>();
       ASSERT_EQ(told.at("work").contains("pieces"), !cut_later);
@@ -150,7 +152,7 @@ TEST_P(ExplainTest, ExpectsLessTimeOfMoreThreadsWhereThereIsWork) {
   EXPECT_FALSE(two.at("runs_inline").get<bool>());
   EXPECT_EQ(two.at("one_thread_ms"), one.at("one_thread_ms"));
   const double ratio = two.at("expected_ms").get<double>() / one.at("expected_ms").get<double>();
-  EXPECT_GE(ratio, 0.5);
+  EXPECT_GE(ratio, 0.499);  // of rounded numbers
   EXPECT_LE(ratio, 0.6);
 }
 

@@ -113,6 +113,18 @@ TEST_P(RelativeTest, T5MatchesTheOracleWithEveryMaskAndShape) {
     }
 }
 
+// More queries than keys: the first of them stand before every key.
+TEST_P(RelativeTest, T5OfQueriesThatSeeNoKey) {
+  Random random(150);
+  for (const std::int64_t query_length : {2, 60})
+    for (const Mask& mask : {Mask::causal(Causal::bottom_right), Mask::causal(Causal::bottom_right) & Mask::window(5, 0),
+                             Mask::causal(Causal::bottom_right) & Mask::key_lengths()}) {
+      const AttentionSpec spec =
+          with(attention_spec(2, 4, 2, query_length, query_length / 2, 24, 24, mask), RelativeBias::t5());
+      EXPECT_TRUE(run_and_compare(make_case(spec, random), runtime()));
+    }
+}
+
 TEST_P(RelativeTest, T5OverSplitKeysAndFarOffsets) {
   for (const std::int64_t query_length : {1, 24}) {
     Random random(200);
