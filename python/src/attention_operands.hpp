@@ -9,6 +9,7 @@
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
 #include "polyhead/tensor.hpp"
+#include "polyhead/weight_type.hpp"
 
 namespace polyhead::python {
 
@@ -29,6 +30,8 @@ std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* ar
 
 // precision: "strict" or "fast". Errors: invalid_argument for another text, TypeError for what is none.
 Precision to_precision(nb::handle precision);
+// weights: "f32", "bf16", "f16", "int8" or "int4". Errors: as to_precision.
+WeightType to_weight_type(nb::handle weights);
 
 // TypeError unless the array is f32, f16 or bf16.
 void expect_attention_type(const BorrowedArray& array, const char* argument);
