@@ -8,7 +8,8 @@
 //   V [key][e]     [key / 2][e]        likewise, interleaved
 //
 // Scale * log2(e) would round the queries, so only its power of two goes into them (and its sign); the rest, between 1 and 2,
-// multiplies the scores where they become weights, in the multiply-add that takes the shift off.
+// multiplies the scores where they become weights. A product is rounded before the shift is taken off it, as the maximum is that
+// the shift comes from: a multiply-add would leave half a unit of a large score above it, and 2^x would overflow.
 //
 // Weights are summed twice. The lse is that of the sum before they are rounded. Results are divided by the sum after, which is
 // what their weights come to: a row that sees one key is that key's value, and rounding costs a result 2^-8 of the mean
@@ -33,6 +34,7 @@ namespace {
 // What a kernel's template is given for its element where products are taken in pairs. Products has, beside what tiles need
 // (SingleProducts in attention_tile-inl.h),
 //   static Floats Pairs(Floats low, Floats high)    both rounded to bf16, to nearest even; NaN stays NaN, -0 stays -0
+//   static Floats Rounded(Floats a, Floats b)       a * b, rounded whatever comes next: gcc makes multiply-adds of products and sums
 template <class Products>
 struct Bf16Pairs {};
 
@@ -163,7 +165,8 @@ static HWY_NOINLINE void ComputeWeightPairs(float* HWY_RESTRICT scores, size_t w
       const float* HWY_RESTRICT at = scores + key * width + column;
       const Floats s0 = hn::Load(df, at), s1 = hn::Load(df, at + width);
       const Floats s2 = hn::Load(df, at + 2 * width), s3 = hn::Load(df, at + 3 * width);
-      Floats p0 = hn::MulSub(f, s0, m), p1 = hn::MulSub(f, s1, m), p2 = hn::MulSub(f, s2, m), p3 = hn::MulSub(f, s3, m);
+      Floats p0 = hn::Sub(Products::Rounded(f, s0), m), p1 = hn::Sub(Products::Rounded(f, s1), m);
+      Floats p2 = hn::Sub(Products::Rounded(f, s2), m), p3 = hn::Sub(Products::Rounded(f, s3), m);
       Exp2Of4(df, p0, p1, p2, p3);
       p0 = mark(s0, p0), p1 = mark(s1, p1), p2 = mark(s2, p2), p3 = mark(s3, p3);
       float* HWY_RESTRICT to = scores + key / 2 * width + column;
@@ -179,7 +182,7 @@ static HWY_NOINLINE void ComputeWeightPairs(float* HWY_RESTRICT scores, size_t w
         p[i] = absent;
         if (key + i >= end) continue;
         const Floats s = hn::Load(df, scores + (key + i) * width + column);
-        p[i] = mark(s, Exp2Of(df, hn::MulSub(f, s, m)));
+        p[i] = mark(s, Exp2Of(df, hn::Sub(Products::Rounded(f, s), m)));
       }
       float* HWY_RESTRICT to = scores + key / 2 * width + column;
       const Floats pair0 = Products::Pairs(p[0], p[1]), pair1 = Products::Pairs(p[2], p[3]);

@@ -20,6 +20,12 @@ struct Avx512PairProducts {
     return sum;
   }
 
+  static HWY_INLINE Floats Rounded(Floats a, Floats b) {
+    Floats product;
+    asm("vmulps %2, %1, %0" : "=v"(product.raw) : "v"(a.raw), "v"(b.raw));
+    return product;
+  }
+
   // The conversion leaves the lower one's 16 numbers before the upper one's.
   static HWY_INLINE Floats Pairs(Floats low, Floats high) {
     alignas(64) static constexpr std::uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
