@@ -177,19 +177,18 @@ static HWY_NOINLINE void ComputeWeightPairs(float* HWY_RESTRICT scores, size_t w
       total = hn::Add(total, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)));
     }
     if (key < end) {
-      Floats p[4];
-      for (size_t i = 0; i < 4; ++i) {
-        p[i] = absent;
-        if (key + i >= end) continue;
-        const Floats s = hn::Load(df, scores + (key + i) * width + column);
-        p[i] = mark(s, Exp2Of(df, hn::Sub(Products::Rounded(f, s), m)));
-      }
+      const auto weight = [&](size_t at) POLYHEAD_INLINED HWY_ATTR {
+        if (at >= end) return absent;
+        const Floats s = hn::Load(df, scores + at * width + column);
+        return mark(s, Exp2Of(df, hn::Sub(Products::Rounded(f, s), m)));
+      };
+      const Floats p0 = weight(key), p1 = weight(key + 1), p2 = weight(key + 2);
       float* HWY_RESTRICT to = scores + key / 2 * width + column;
-      const Floats pair0 = Products::Pairs(p[0], p[1]), pair1 = Products::Pairs(p[2], p[3]);
+      const Floats pair0 = Products::Pairs(p0, p1), pair1 = Products::Pairs(p2, absent);
       hn::Store(pair0, df, to);
       if (key + 2 < end) hn::Store(pair1, df, to + width);
       total_rounded = Products::Add(ones, pair1, Products::Add(ones, pair0, total_rounded));
-      total = hn::Add(total, hn::Add(hn::Add(p[0], p[1]), p[2]));
+      total = hn::Add(total, hn::Add(hn::Add(p0, p1), p2));
     }
     hn::Store(total, df, sum + column);
     hn::Store(total_rounded, df, rounded + column);

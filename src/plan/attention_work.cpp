@@ -18,11 +18,10 @@ bool multiplies_pairs(Isa isa, DType dtype) {
 // them: a row-major score pays for adding up its lanes once, whatever the row's length.
 std::int64_t decode_rows(Isa isa, const AttentionShape& shape) {
   const bool from_memory = shape.key_length >= long_keys;
-  const bool pairs = multiplies_pairs(isa, shape.dtype);
   switch (isa) {
     case Isa::avx512:
     case Isa::avx512_bf16:
-      if (pairs) return shape.head_dim >= 128 ? 8 : shape.head_dim >= 80 ? 6 : 5;
+      if (multiplies_pairs(isa, shape.dtype)) return 8;
       return shape.head_dim >= 128 ? 12 : shape.head_dim >= 80 ? 10 : 8;
     case Isa::avx2:
       return shape.head_dim >= 128 ? 6 : 4;
@@ -40,7 +39,7 @@ std::int64_t most_rest_rows(Isa isa, const AttentionShape& shape) {
   if (shape.key_length >= long_keys) return 0;
   if (isa == Isa::avx2) return shape.head_dim >= 128 ? 4 : 3;
   if (isa != Isa::avx512 && isa != Isa::avx512_bf16) return 0;
-  if (multiplies_pairs(isa, shape.dtype)) return shape.head_dim >= 128 ? 4 : shape.head_dim >= 80 ? 3 : 2;
+  if (multiplies_pairs(isa, shape.dtype)) return shape.head_dim >= 128 ? 5 : 4;
   return shape.head_dim >= 128 ? 8 : shape.head_dim >= 80 ? 6 : 4;
 }
 
