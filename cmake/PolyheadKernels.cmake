@@ -4,9 +4,11 @@
 set(target_sse4 HWY_SSE4)
 set(target_avx2 HWY_AVX2)
 set(target_avx512 HWY_AVX3)
+set(target_avx512_bf16 HWY_AVX3)
 set(target_amx HWY_AVX3)
 set(target_neon HWY_NEON)
 set(target_sve HWY_SVE)
+set(folder_avx512_bf16 x86/avx512_bf16)
 set(folder_amx x86)
 
 # polyhead_kernels(ISA FOLDER TARGET): the object library polyhead_simd_<ISA> from simd/<FOLDER>/*.cc; TARGET is Highway's

@@ -15,7 +15,7 @@ option(POLYHEAD_BUILD_PYTHON "Build the Python module" OFF)
 option(POLYHEAD_INSTALL "Add install rules for libraries, headers, the CMake package and the pkg-config file" ${POLYHEAD_TOP_LEVEL})
 option(POLYHEAD_WARNINGS_AS_ERRORS "Treat warnings in our own code as errors" ${POLYHEAD_TOP_LEVEL})
 set(POLYHEAD_ISAS "all" CACHE STRING
-    "Instruction sets to build kernels for: all, or a list of sse4 avx2 avx512 amx neon sve (reference is always there)")
+    "Instruction sets to build kernels for: all, or a list of sse4 avx2 avx512 avx512_bf16 amx neon sve (reference is always there)")
 set(POLYHEAD_DTYPES "all" CACHE STRING "Data types to build kernels for: all, or a list of f32 (always there) bf16 f16 i8 i4")
 set(POLYHEAD_SANITIZE "" CACHE STRING "Sanitizers, as in address,undefined or thread")
 
@@ -37,7 +37,7 @@ endfunction()
 
 # The instruction sets that kernels exist for on the target processor, each with its Highway target. "reference" is plain C++.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  set(isas sse4 avx2 avx512 amx)
+  set(isas sse4 avx2 avx512 avx512_bf16 amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
   set(isas neon sve)
 else()

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -125,7 +126,8 @@ class Problem {
       for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
         const double right = sum[static_cast<std::size_t>(d)] / denominator;
         result.take(at(out_, row, d), right,
-                    largest_value * (2e-6 + missing + (0x1p-22 + missing) * largest_product) + rounding_error(dtype_, right));
+                    largest_value * (2e-6 + missing + (0x1p-22 + missing) * largest_product) +
+                        weight_rounding_error(dtype_, largest_value) + rounding_error(dtype_, right));
       }
     }
     return result;
@@ -171,6 +173,8 @@ void attend(benchmark::State& state, const simd::AttentionKernel& kernel, const 
 const bool registered = [] {
   const auto add = [](const simd::AttentionKernel& kernel, const Shape& shape, Precision precision = Precision::strict) {
     const std::string label = std::string(kernel.name) + "/" + shape.name;
+    static std::set<std::string> labels;  // a kernel may serve several instruction sets
+    if (!labels.insert(label).second) return;
     benchmark::RegisterBenchmark(label.c_str(), [&kernel, shape, precision](benchmark::State& state) {
       attend(state, kernel, shape, precision);
     })->Unit(benchmark::kMicrosecond);

@@ -83,4 +83,8 @@ double rounding_error(DType dtype, double result) {
   return 0.0;
 }
 
+double weight_rounding_error(DType dtype, double largest_value) {
+  return dtype == DType::bf16 ? std::ldexp(largest_value, -8) : 0.0;
+}
+
 }  // namespace polyhead::bench

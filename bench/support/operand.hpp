@@ -41,5 +41,7 @@ class Operand {
 
 // What rounding to the data type may add to the error of a result.
 double rounding_error(DType dtype, double result);
+// What rounding weights to the data type may add, as kernels that multiply pairs of bf16 do.
+double weight_rounding_error(DType dtype, double largest_value);
 
 }  // namespace polyhead::bench

@@ -72,8 +72,8 @@ bool has_i8mm() {
 PeakLoop int8_peak(Isa isa) {
 #if defined(__x86_64__)
   const dispatch::CpuFeatures& cpu = dispatch::cpu_features();
-  if (isa == Isa::avx512 && cpu.avx512_vnni) return {"avx512_vnni", avx512_vnni};
-  if ((isa == Isa::avx512 || isa == Isa::avx2) && cpu.avx_vnni) return {"avx_vnni", avx_vnni};
+  if ((isa == Isa::avx512 || isa == Isa::avx512_bf16) && cpu.avx512_vnni) return {"avx512_vnni", avx512_vnni};
+  if ((isa == Isa::avx512 || isa == Isa::avx512_bf16 || isa == Isa::avx2) && cpu.avx_vnni) return {"avx_vnni", avx_vnni};
 #elif defined(__aarch64__)
   if (isa != Isa::reference && has_i8mm()) return {"i8mm", i8mm};
 #endif

@@ -35,6 +35,7 @@ const PeakKernel* peak_kernel(Isa isa) {
 #endif
 #if defined(POLYHEAD_HAVE_AVX512)
     case Isa::avx512:
+    case Isa::avx512_bf16:
     case Isa::amx:
       return &N_AVX3::peak;
 #endif

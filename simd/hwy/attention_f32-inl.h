@@ -3,7 +3,8 @@
 //
 // K and V in bf16 or f16 are widened a key block at a time, once for all row blocks that share a pass over the keys: the tiles
 // see f32. Widening within the tiles would repeat it for every row block, and broadcast single elements of 16 bits, for which
-// x86 has no instruction that widens.
+// x86 has no instruction that widens. Where pairs of bf16 are multiplied as they are, attention_pairs-inl.h says what the
+// operands, scores and weights below are then.
 //
 // For up to kQueryBlocks blocks of rows at a time (so that a key block is read from memory once for all of them):
 //   Q' = scale * log2(e) * Q, transposed to [d][row]
@@ -25,6 +26,7 @@
 #include "simd/floating_point.hpp"
 #include "simd/hwy/attention_block-inl.h"
 #include "simd/hwy/attention_mask-inl.h"
+#include "simd/hwy/attention_pairs-inl.h"
 #include "simd/hwy/attention_tile-inl.h"
 #include "simd/hwy/compat.h"
 #include "simd/hwy/element-inl.h"
@@ -94,10 +96,10 @@ static HWY_NOINLINE void ComputeWeights(float* HWY_RESTRICT scores, size_t width
 
 // The value step for a block of V that holds NaN or infinities: a weight of -0 selects the old sum. For finite V the bits are
 // those of ValueTile. Four value columns at a time, for four independent chains; a rest repeats its last column.
-static HWY_NOINLINE void AccumulateSelectedValues(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
-                                                  const float* HWY_RESTRICT weights, size_t keys, size_t width,
-                                                  size_t value_dim, ValueMode mode, const float* HWY_RESTRICT alpha,
-                                                  float* HWY_RESTRICT sums) {
+[[maybe_unused]] static HWY_NOINLINE void AccumulateSelectedValues(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
+                                                                   const float* HWY_RESTRICT weights, size_t keys, size_t width,
+                                                                   size_t value_dim, ValueMode mode,
+                                                                   const float* HWY_RESTRICT alpha, float* HWY_RESTRICT sums) {
   const FloatTag df;
   const IntTag di;
   const size_t lanes = hn::Lanes(df);
@@ -151,19 +153,27 @@ static inline size_t WidenedPitch(size_t columns) {
   return (columns + lanes - 1) / lanes * lanes;
 }
 
-// One tile of work: a row block and the keys [begin, end) of a key block, of which K and V are read in place or widened.
+// Steps that tiles take along `count` numbers of d, or keys.
+template <class T>
+constexpr size_t StepsOf(size_t count) {
+  return (count + kDepth<T> - 1) / kDepth<T>;
+}
+
+// One tile of work: a row block and the keys [begin, end) of a key block, of which K and V are read in place, widened or
+// packed.
 template <class T>
 struct Tile {
   const float* key;
   const float* value;
   std::ptrdiff_t key_stride, value_stride;
-  size_t head_dim, value_dim;
+  size_t head_steps, value_dim;  // head_dim / kDepth<T>, rounded up
   size_t begin, end;
+  float factor;           // of pairs: what scores have to be multiplied by
   const TileMask* mask;   // nullptr: every row sees every key, with the score as it is
   bool selects;           // V holds non-finite values, which must not reach rows that exclude their keys
   Prefetch<T>* prefetch;  // nullptr: nothing to fetch
   float* scores;          // [kKeyBlock][width]
-  float* statistics;      // 3 * width floats: new maximum, sum, alpha
+  float* statistics;      // 4 * width floats: new maximum, sum, alpha, sum of rounded weights
   // Where the tile's keys are read in place and lie in several pages: the call whose keys they are, and the block's first. key
   // and value then count for nothing.
   const AttentionF32Args* apart;
@@ -180,8 +190,8 @@ static HWY_NOINLINE void ScoresOfRuns(const RowBlock& block, const Tile<T>& tile
   for (size_t key = tile.begin; key < tile.end;) {
     const auto run = RunOfKeys<float>(*tile.apart, tile.first_key + static_cast<std::int64_t>(key), end);
     const size_t keys = static_cast<size_t>(run.count);
-    ComputeScores<kRows, kVectors>({run.key, tile.key_stride, block.query, tile.head_dim, tile.scores + key * width, max}, keys,
-                                   tile.value_dim, nothing);
+    ComputeScores<kRows, kVectors>({run.key, tile.key_stride, block.query, tile.head_steps, tile.scores + key * width, max},
+                                   keys, tile.value_dim, nothing);
     key += keys;
   }
 }
@@ -232,6 +242,7 @@ static Stairs<kVectors> FindStairs(const RowBlock& block, const Tile<T>& tile) {
   stairs.start[0] = tile.begin;
   for (int j = 1; j <= kVectors; ++j) stairs.start[j] = tile.end;
   if (!kClimbsStairs || !tile.mask || !tile.mask->structural || tile.selects || tile.apart) return stairs;
+  if (tile.end % kDepth<T> != 0) return stairs;  // steps that begin within a pair
   const size_t lanes = hn::Lanes(FloatTag());
   for (int j = kVectors - 1; j >= 1; --j) {
     // The keys that vectors before j see end where those of their last row do.
@@ -255,9 +266,9 @@ HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>& stairs, const RowBlock& b
   if constexpr (kFirst < kVectors) {
     constexpr size_t column = kFirst * kFloatLanes, width = kVectors * kFloatLanes;
     for (size_t key = stairs.start[kFirst]; key < stairs.start[kFirst + 1]; key += kStairKeys) {
-      ScoreTile<kStairKeys, kVectors - kFirst, kVectors>(Offset(tile.key, static_cast<std::ptrdiff_t>(key) * tile.key_stride),
-                                                         tile.key_stride, block.query + column, tile.head_dim,
-                                                         tile.scores + key * width + column, max + column, nullptr);
+      ScoreTile<kStairKeys, kVectors - kFirst, kVectors, typename ProductsOf<T>::type>(
+          Offset(tile.key, static_cast<std::ptrdiff_t>(key) * tile.key_stride), tile.key_stride, block.query + column,
+          tile.head_steps, tile.scores + key * width + column, max + column, nullptr);
     }
     ScoresOfStairs<kVectors, kFirst + 1>(stairs, block, tile, max);
   }
@@ -267,11 +278,11 @@ template <int kVectors, int kFirst = 1, class T>
 HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile<T>& tile) {
   if constexpr (kFirst < kVectors) {
     constexpr size_t column = kFirst * kFloatLanes, width = kVectors * kFloatLanes;
-    const size_t key = stairs.start[kFirst], keys = stairs.start[kFirst + 1] - key;
-    if (keys > 0) {
-      AccumulateValues<kStairKeys, kVectors - kFirst, ValueMode::add, kVectors>(
-          {Offset(tile.value, static_cast<std::ptrdiff_t>(key) * tile.value_stride), tile.value_stride,
-           tile.scores + key * width + column, keys, block.sums + column, nullptr},
+    const size_t step = stairs.start[kFirst] / kDepth<T>, steps = stairs.start[kFirst + 1] / kDepth<T> - step;
+    if (steps > 0) {
+      AccumulateValues<kStairKeys, kVectors - kFirst, ValueMode::add, kVectors, typename ProductsOf<T>::type>(
+          {Offset(tile.value, static_cast<std::ptrdiff_t>(step) * tile.value_stride), tile.value_stride,
+           tile.scores + step * width + column, steps, block.sums + column, nullptr},
           tile.value_dim);
     }
     ValuesOfStairs<kVectors, kFirst + 1>(stairs, block, tile);
@@ -287,71 +298,114 @@ HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>&, const RowBlock&, const T
 
 #endif
 
+template <bool kMarkExcluded, class T>
+HWY_INLINE void ComputeTileWeights(const RowBlock& block, const Tile<T>& tile, float factor, float* sum, float* rounded) {
+  if constexpr (kDepth<T> == 1) {
+    (void)factor;
+    (void)rounded;
+    ComputeWeights<kMarkExcluded>(tile.scores, block.width, tile.begin, tile.end, block.shift, sum);
+  } else {
+    ComputeWeightPairs<typename ProductsOf<T>::type, kMarkExcluded>(tile.scores, block.width, tile.begin, tile.end, block.shift,
+                                                                    factor, sum, rounded);
+  }
+}
+
 template <class Shape, int kVectors, class T>
 static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
+  using Products = typename ProductsOf<T>::type;
   const FloatTag df;
   const size_t lanes = hn::Lanes(df), width = kVectors * lanes;
   constexpr int kRows = Shape::Rows(kVectors);
   float* HWY_RESTRICT max = tile.statistics;
   float* HWY_RESTRICT sum = max + width;
   float* HWY_RESTRICT alpha = sum + width;
+  float* HWY_RESTRICT rounded = alpha + width;
   float* scores = tile.scores + tile.begin * width;
   const Stairs<kVectors> stairs = FindStairs<kVectors>(block, tile);
   const size_t keys = stairs.start[1] - tile.begin;
   const float* key = Offset(tile.key, static_cast<std::ptrdiff_t>(tile.begin) * tile.key_stride);
-  const float* value = Offset(tile.value, static_cast<std::ptrdiff_t>(tile.begin) * tile.value_stride);
+  // The value step counts pairs where the kernel takes them.
+  const size_t first_step = tile.begin / kDepth<T>, steps = StepsOf<T>(keys);
+  const float* value = Offset(tile.value, static_cast<std::ptrdiff_t>(first_step) * tile.value_stride);
+  const float* weights = tile.scores + first_step * width;
 
-  for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, max + j);
   // With a mask the tiles' maximum counts for nothing: `sum` takes it, ApplyMask finds the right one.
-  for (size_t j = 0; j < width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, sum + j);
+  for (size_t j = 0; j < width; j += lanes) {
+    const Floats least = kDepth<T> == 1 ? hn::Load(df, block.shift + j) : hn::Set(df, kLowestFloat);
+    hn::Store(least, df, max + j);
+    hn::Store(least, df, sum + j);
+  }
   const bool apart = kReadsInPlace<T> && HWY_UNLIKELY(tile.apart != nullptr);
   if (apart) {
-    ScoresOfRuns<kRows, kVectors>(block, tile, tile.mask ? sum : max);
+    if constexpr (kReadsInPlace<T>) ScoresOfRuns<kRows, kVectors>(block, tile, tile.mask ? sum : max);
   } else {
-    ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_dim, scores, tile.mask ? sum : max}, keys,
+    ComputeScores<kRows, kVectors>({key, tile.key_stride, block.query, tile.head_steps, scores, tile.mask ? sum : max}, keys,
                                    tile.value_dim, tile.prefetch);
   }
   if constexpr (kClimbsStairs) ScoresOfStairs<kVectors>(stairs, block, tile, sum);
-  if (tile.mask) ApplyMask(*tile.mask, tile.scores, width, tile.begin, tile.end, max);
+  float factor = tile.factor;
+  if (tile.mask) {
+    if constexpr (kDepth<T> > 1) {
+      if (tile.mask->WantsLog2Units()) {
+        MultiplyScores(scores, (tile.end - tile.begin) * width, factor);
+        factor = 1.0f;
+      }
+    }
+    ApplyMask(*tile.mask, tile.scores, width, tile.begin, tile.end, max);
+  }
 
   bool same = true;
   for (size_t j = 0; j < width; j += lanes) {
     const Floats old_shift = hn::Load(df, block.shift + j);
-    const Floats shift = hn::Ceil(hn::Load(df, max + j));
+    Floats shift = hn::Load(df, max + j);
+    if constexpr (kDepth<T> > 1) shift = hn::Max(hn::Mul(hn::Set(df, factor), shift), old_shift);
+    shift = hn::Ceil(shift);
     same = same && hn::AllTrue(df, hn::Eq(shift, old_shift));
     hn::Store(Exp2OfDifference(df, old_shift, shift), df, alpha + j);
     hn::Store(shift, df, block.shift + j);
   }
   if (HWY_UNLIKELY(tile.selects)) {
-    ComputeWeights<true>(tile.scores, width, tile.begin, tile.end, block.shift, sum);
+    ComputeTileWeights<true>(block, tile, factor, sum, rounded);
   } else {
-    ComputeWeights<false>(tile.scores, width, tile.begin, tile.end, block.shift, sum);
+    ComputeTileWeights<false>(block, tile, factor, sum, rounded);
   }
   for (size_t j = 0; j < width; j += lanes) {
     Floats l = hn::Load(df, sum + j);
     if (block.started) l = hn::MulAdd(hn::Load(df, alpha + j), hn::Load(df, block.denominator + j), l);
     hn::Store(l, df, block.denominator + j);
+    if constexpr (kDepth<T> > 1) {
+      Floats r = hn::Load(df, rounded + j);
+      if (block.started) r = hn::MulAdd(hn::Load(df, alpha + j), hn::Load(df, block.rounded + j), r);
+      hn::Store(r, df, block.rounded + j);
+    }
   }
 
   const ValueMode mode = !block.started ? ValueMode::overwrite : same ? ValueMode::add : ValueMode::scale;
   block.started = true;
-  if (apart) return ValuesOfRuns<kRows, kVectors>(block, tile, mode, alpha);
+  if constexpr (kReadsInPlace<T>) {
+    if (apart) return ValuesOfRuns<kRows, kVectors>(block, tile, mode, alpha);
+  }
   if (HWY_UNLIKELY(tile.selects)) {
-    return AccumulateSelectedValues(value, tile.value_stride, scores, keys, width, tile.value_dim, mode, alpha, block.sums);
+    if constexpr (kDepth<T> == 1) {
+      return AccumulateSelectedValues(value, tile.value_stride, weights, steps, width, tile.value_dim, mode, alpha, block.sums);
+    } else {
+      return AccumulateSelectedPairs<Products>(value, tile.value_stride, weights, steps, width, tile.value_dim, mode, alpha,
+                                               block.sums);
+    }
   }
   FetchWalk* const walk = tile.prefetch ? &tile.prefetch->keys : nullptr;
   switch (mode) {
     case ValueMode::overwrite:
-      AccumulateValues<kRows, kVectors, ValueMode::overwrite>({value, tile.value_stride, scores, keys, block.sums, alpha, walk},
-                                                              tile.value_dim);
+      AccumulateValues<kRows, kVectors, ValueMode::overwrite, kVectors, Products>(
+          {value, tile.value_stride, weights, steps, block.sums, alpha, walk}, tile.value_dim);
       break;
     case ValueMode::add:
-      AccumulateValues<kRows, kVectors, ValueMode::add>({value, tile.value_stride, scores, keys, block.sums, alpha, walk},
-                                                        tile.value_dim);
+      AccumulateValues<kRows, kVectors, ValueMode::add, kVectors, Products>(
+          {value, tile.value_stride, weights, steps, block.sums, alpha, walk}, tile.value_dim);
       break;
     case ValueMode::scale:
-      AccumulateValues<kRows, kVectors, ValueMode::scale>({value, tile.value_stride, scores, keys, block.sums, alpha, walk},
-                                                          tile.value_dim);
+      AccumulateValues<kRows, kVectors, ValueMode::scale, kVectors, Products>(
+          {value, tile.value_stride, weights, steps, block.sums, alpha, walk}, tile.value_dim);
       break;
   }
   if constexpr (kClimbsStairs) ValuesOfStairs<kVectors>(stairs, block, tile);
@@ -373,26 +427,27 @@ struct Workspace {
   float* statistics;
   MaskTables mask;
   ValueState* value_states;  // [key blocks]: what V holds, once it has been looked at
-  float *keys, *values;      // [kKeyBlock][WidenedPitch]: of one key block, unless they are read in place
+  float *keys, *values;      // [kKeyBlock][WidenedPitch]: of one key block, unless they are read in place; or of pairs
 
   template <class Shape, class T>
   size_t Place(void* memory, std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
     const size_t width = static_cast<size_t>(Shape::kVectors) * hn::Lanes(FloatTag());
     Carver carver(memory);
     for (RowBlock& block : blocks) {
-      block.query = carver.Take<float>(static_cast<size_t>(head_dim) * width);
+      block.query = carver.Take<float>(StepsOf<T>(static_cast<size_t>(head_dim)) * width);
       block.sums = carver.Take<float>(static_cast<size_t>(value_dim) * width);
       block.shift = carver.Take<float>(width);
       block.denominator = carver.Take<float>(width);
+      if constexpr (kDepth<T> > 1) block.rounded = carver.Take<float>(width);
       block.query_offset = carver.Take<std::int32_t>(width);
     }
     scores = carver.Take<float>(kKeyBlock * width);
-    statistics = carver.Take<float>(3 * width);
+    statistics = carver.Take<float>(4 * width);
     mask.Place(carver, kKeyBlock, width);
     value_states = carver.Take<ValueState>(static_cast<size_t>(key_count) / kKeyBlock + 2);
-    if constexpr (!hwy::IsSame<T, float>()) {
-      keys = carver.Take<float>(kKeyBlock * WidenedPitch(static_cast<size_t>(head_dim)));
-      values = carver.Take<float>(kKeyBlock * WidenedPitch(static_cast<size_t>(value_dim)));
+    if constexpr (!kReadsInPlace<T>) {
+      keys = carver.Take<float>(kKeyBlock * WidenedPitch(StepsOf<T>(static_cast<size_t>(head_dim))));
+      values = carver.Take<float>(StepsOf<T>(kKeyBlock) * WidenedPitch(static_cast<size_t>(value_dim)));
     }
     return carver.used();
   }
@@ -415,16 +470,25 @@ static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, flo
   block.first_row = first_row;
   block.rows = NextBlockRows<Shape>(args.row_end - first_row, lanes);
   block.width = (block.rows + lanes - 1) / lanes * lanes;
-  const RowMap<const T> query = {static_cast<const T*>(args.query), args.query_stride, args.query_head_stride, args.group};
-  RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query,
-                    fetches_rows);
+  using Stored = typename StoredAs<T>::type;
+  const RowMap<const Stored> query = {static_cast<const Stored*>(args.query), args.query_stride, args.query_head_stride,
+                                      args.group};
+  if constexpr (kDepth<T> == 1) {
+    RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query,
+                      fetches_rows);
+  } else {
+    PairsToLanes(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), PartsOfScale(scale).power,
+                 block.query, fetches_rows);
+  }
   PlaceRows(args, block);
   ForgetKeys(block);
 }
 
-// One call: its operands, elements of T, and what stays the same from tile to tile.
+// One call: its operands, which T stands for, and what stays the same from tile to tile.
 template <class Shape, class T>
 class AttentionRun {
+  using Stored = typename StoredAs<T>::type;
+
  public:
   explicit AttentionRun(const AttentionF32Args& args) : args_(args), mask_(args) {
     const std::int64_t key_count = HWY_MAX(args.key_end - args.key_begin, std::int64_t{0});
@@ -433,8 +497,9 @@ class AttentionRun {
 
   void Rows() {
     const float scale = ScaleOfScores(args_);
+    factor_ = kDepth<T> == 1 ? 1.0f : PartsOfScale(scale).factor;
     const std::int64_t bytes =
-        (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * static_cast<std::int64_t>(sizeof(T));
+        (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * static_cast<std::int64_t>(sizeof(Stored));
     fetches_rows_ = args_.row_end - args_.row_begin > static_cast<std::int64_t>(Shape::kVectors * hn::Lanes(FloatTag()));
     for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
       fetch_ = row == args_.row_begin || bytes > kCachedBytes;
@@ -448,11 +513,11 @@ class AttentionRun {
       Keys(space_.blocks, count);
       for (size_t i = 0; i < count; ++i) {
         RowBlock& block = space_.blocks[i];
-        if (HWY_LIKELY(!FinishBlock<T>(args_, block, space_.statistics)) || !redo) continue;
+        if (HWY_LIKELY(!FinishBlock<Stored>(args_, block, space_.statistics)) || !redo) continue;
         LookAtValues();
         ForgetKeys(block);
         Keys(&block, 1);
-        FinishBlock<T>(args_, block, space_.statistics);
+        FinishBlock<Stored>(args_, block, space_.statistics);
       }
     }
   }
@@ -502,12 +567,13 @@ class AttentionRun {
     TileMask mask;
     if (!mask_.ReadTile(block, key, tile.begin, tile.end, space_.mask, mask)) return false;
 
-    tile.head_dim = static_cast<size_t>(args_.head_dim);
+    tile.head_steps = StepsOf<T>(static_cast<size_t>(args_.head_dim));
     tile.value_dim = static_cast<size_t>(args_.value_dim);
+    tile.factor = factor_;
     Prefetch<T> prefetch;
     tile.first_key = key;
     if constexpr (kReadsInPlace<T>) {
-      const KeyRun<T> run = RunOfKeys<T>(args_, key + seen_begin, key + seen_end);
+      const KeyRun<Stored> run = RunOfKeys<Stored>(args_, key + seen_begin, key + seen_end);
       tile.key = Offset(run.key, -static_cast<std::ptrdiff_t>(seen_begin) * args_.key_stride);
       tile.value = Offset(run.value, -static_cast<std::ptrdiff_t>(seen_begin) * args_.value_stride);
       tile.apart = run.count < seen_end - seen_begin ? &args_ : nullptr;
@@ -517,11 +583,11 @@ class AttentionRun {
         prefetch.values.Start(static_cast<const T*>(run.value), args_.value_stride, tile.end - tile.begin, tile.value_dim);
       }
     } else {
-      if (first) WidenBlock(key);
+      if (first) BringBlock(key);
       tile.key = space_.keys;
       tile.value = space_.values;
       tile.apart = nullptr;
-      tile.key_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.head_dim) * sizeof(float));
+      tile.key_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.head_steps) * sizeof(float));
       tile.value_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.value_dim) * sizeof(float));
     }
     if (first && fetch_) SetBlockToFetch(key + static_cast<std::int64_t>(kKeyBlock), prefetch);
@@ -541,22 +607,30 @@ class AttentionRun {
     const std::int64_t rows = static_cast<std::int64_t>(block.rows);
     const std::int64_t ahead = block.first_row + rows_ahead_;
     const bool in_this_call = ahead < args_.row_end;
-    prefetch.query = {static_cast<const T*>(in_this_call ? args_.query : args_.next_query), args_.query_stride,
+    prefetch.query = {static_cast<const Stored*>(in_this_call ? args_.query : args_.next_query), args_.query_stride,
                       args_.query_head_stride, args_.group};
     prefetch.query_row = in_this_call ? ahead : args_.next_row_begin + (ahead - args_.row_end);
     prefetch.query_end = HWY_MIN(prefetch.query_row + rows, in_this_call ? args_.row_end : args_.next_row_end);
     if (args_.partial) return;
-    prefetch.out = {static_cast<T*>(args_.out), args_.out_stride, args_.out_head_stride, args_.group};
+    prefetch.out = {static_cast<Stored*>(args_.out), args_.out_stride, args_.out_head_stride, args_.group};
     prefetch.out_row = block.first_row;
     prefetch.out_end = block.first_row + rows;
   }
 
   // Of the key block that begins at `key`, the keys that some row of this pass can see.
+  void BringBlock(std::int64_t key) {
+    if constexpr (kDepth<T> == 1) {
+      WidenBlock(key);
+    } else {
+      PackBlock(key);
+    }
+  }
+
   void WidenBlock(std::int64_t key) {
     const size_t head_dim = static_cast<size_t>(args_.head_dim), value_dim = static_cast<size_t>(args_.value_dim);
     const size_t key_pitch = WidenedPitch(head_dim), value_pitch = WidenedPitch(value_dim);
     for (std::int64_t first = seen_begin_; first < seen_end_;) {
-      const KeyRun<T> run = RunOfKeys<T>(args_, key + first, key + seen_end_);
+      const KeyRun<Stored> run = RunOfKeys<Stored>(args_, key + first, key + seen_end_);
       const size_t at = static_cast<size_t>(first), rows = static_cast<size_t>(run.count);
       WidenRows(run.key, args_.key_stride, rows, head_dim, space_.keys + at * key_pitch, key_pitch);
       WidenRows(run.value, args_.value_stride, rows, value_dim, space_.values + at * value_pitch, value_pitch);
@@ -564,11 +638,35 @@ class AttentionRun {
     }
   }
 
+  // A pair's keys may lie in two pages.
+  void PackBlock(std::int64_t key) {
+    const size_t head_dim = static_cast<size_t>(args_.head_dim), value_dim = static_cast<size_t>(args_.value_dim);
+    const size_t key_pitch = WidenedPitch(StepsOf<T>(head_dim)), value_pitch = WidenedPitch(value_dim);
+    const Stored* last_value = nullptr;  // of an even key that waits for the next run
+    for (std::int64_t first = seen_begin_; first < seen_end_;) {
+      const KeyRun<Stored> run = RunOfKeys<Stored>(args_, key + first, key + seen_end_);
+      const size_t at = static_cast<size_t>(first), end = at + static_cast<size_t>(run.count);
+      CopyKeyPairs(run.key, args_.key_stride, end - at, head_dim, space_.keys + at * key_pitch, key_pitch);
+      const Stored* value = run.value;
+      for (size_t i = at; i < end; ++i, value = Offset(value, args_.value_stride)) {
+        if (i % 2 != 0) {
+          PairValues(last_value, value, value_dim, space_.values + i / 2 * value_pitch);
+        } else {
+          last_value = value;
+        }
+      }
+      first += run.count;
+    }
+    if (seen_end_ % 2 != 0) {
+      PairValues(last_value, nullptr, value_dim, space_.values + static_cast<size_t>(seen_end_) / 2 * value_pitch);
+    }
+  }
+
   // The rows of the key block that begins at `key`, as they are stored, if they lie in one piece.
   void SetBlockToFetch(std::int64_t key, Prefetch<T>& prefetch) const {
     const std::int64_t end = HWY_MIN(key + static_cast<std::int64_t>(kKeyBlock), args_.key_end);
     if (key >= end) return;
-    const KeyRun<T> run = RunOfKeys<T>(args_, key, end);
+    const KeyRun<Stored> run = RunOfKeys<Stored>(args_, key, end);
     if (run.count < end - key) return;
     const size_t rows = static_cast<size_t>(run.count);
     prefetch.keys.Start(run.key, args_.key_stride, rows, static_cast<size_t>(args_.head_dim));
@@ -579,7 +677,7 @@ class AttentionRun {
   bool ValuesNotFinite(std::int64_t key, std::int64_t end) {
     ValueState& state = space_.value_states[(key - args_.key_begin) / static_cast<std::int64_t>(kKeyBlock)];
     if (state == ValueState::unknown) {
-      state = HoldsNonFinite<T>(args_, key, end) ? ValueState::not_finite : ValueState::finite;
+      state = HoldsNonFinite<Stored>(args_, key, end) ? ValueState::not_finite : ValueState::finite;
     }
     return state == ValueState::not_finite;
   }
@@ -589,6 +687,7 @@ class AttentionRun {
   bool fetch_ = true;
   bool fetches_rows_ = false;  // a single block's rows are as soon there without
   bool looks_at_values_ = false;
+  float factor_ = 1.0f;
   std::int64_t rows_ahead_ = 0;
   std::int64_t seen_begin_ = 0, seen_end_ = 0;  // keys of the key block at hand that some row of the pass can see
   Workspace space_;
@@ -618,7 +717,7 @@ constexpr AttentionKernel TransposedKernel(const char* name) {
           static_cast<std::int32_t>(kKeyBlock),
           &AttentionScratchBytes<Shape, T>,
           &RunAttention<Shape, T>,
-          ElementOf<T>::value};
+          ElementOf<typename StoredAs<T>::type>::value};
 }
 
 }  // namespace

@@ -34,6 +34,8 @@ struct TileMask {
   const float* bias_rows = nullptr;  // [key][row]                                    (Varies::rows)
   TileChange change;
 
+  // Whether anything is done to scores but excluding some.
+  bool WantsLog2Units() const { return bias != Varies::absent || change.Wanted(); }
   bool Changes() const { return structural || boolean != Varies::absent || bias != Varies::absent || change.Wanted(); }
 };
 

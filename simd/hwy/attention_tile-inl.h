@@ -22,7 +22,25 @@ namespace {
 
 enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O + PV
 
-// Whether kernels with transposed scores read K and V of T where they lie, rather than widened a key block at a time.
+// What a lane of a tile's step does: sum + a * b. kDepth: how many numbers of d, or keys, a step takes.
+struct SingleProducts {
+  static constexpr size_t kDepth = 1;
+  static HWY_INLINE Floats Add(Floats a, Floats b, Floats sum) { return MulAddInPlace(a, b, sum); }
+};
+
+// A kernel's template is given its element, or a type that says more: which products it takes.
+template <class T>
+struct ProductsOf {
+  using type = SingleProducts;
+};
+template <class T>
+struct StoredAs {
+  using type = T;
+};
+template <class T>
+constexpr size_t kDepth = ProductsOf<T>::type::kDepth;
+
+// Whether kernels with transposed scores read K and V of T where they lie, rather than widened or packed a key block at a time.
 template <class T>
 constexpr bool kReadsInPlace = hwy::IsSame<T, float>();
 
@@ -69,25 +87,26 @@ struct FetchWalk {
 // What is worth fetching while a tile of keys is computed. Operands are of T.
 template <class T>
 struct Prefetch {
-  static constexpr size_t kLine = 64 / sizeof(T);
+  using Stored = typename StoredAs<T>::type;
+  static constexpr size_t kLine = 64 / sizeof(Stored);
 
   // Values, which go with scores, and keys of the next block, which go with values. The values are of the block at hand where
   // they are read in place, else of the next one too.
   FetchWalk values, keys;
   // Rows of queries for a later row block, and rows of results for this one: those transposes would wait for them row by row.
-  RowMap<const T> query;
-  RowMap<T> out;
+  RowMap<const Stored> query;
+  RowMap<Stored> out;
   std::int64_t query_row = 0, query_end = 0, out_row = 0, out_end = 0;
 
   // The share of `count` keys.
   HWY_INLINE void FetchRows(size_t head_dim, size_t value_dim, size_t count) {
     const std::int64_t rows = static_cast<std::int64_t>(count + 1) / 2;
     for (const std::int64_t end = HWY_MIN(query_end, query_row + rows); query_row < end; ++query_row) {
-      const T* row = query.At(query_row);
+      const Stored* row = query.At(query_row);
       for (size_t d = 0; d < head_dim; d += kLine) __builtin_prefetch(row + d, 0, 2);
     }
     for (const std::int64_t end = HWY_MIN(out_end, out_row + rows); out_row < end; ++out_row) {
-      const T* row = out.At(out_row);
+      const Stored* row = out.At(out_row);
       for (size_t e = 0; e < value_dim; e += kLine) __builtin_prefetch(row + e, 1, 2);
     }
   }
@@ -239,8 +258,9 @@ HWY_INLINE void InTurns(size_t count, FetchWalk* walk, const Step& step) {
   for (; count > 0; --count) step();
 }
 
-// kBlockVectors above kVectors: the tile covers the last vectors of a wider block.
-template <int kRows, int kVectors, int kBlockVectors = kVectors>
+// kBlockVectors above kVectors: the tile covers the last vectors of a wider block. With Products of a depth, a `float` is that
+// many numbers of 16 bits, and head_dim and keys count such words.
+template <int kRows, int kVectors, int kBlockVectors = kVectors, class Products = SingleProducts>
 static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t key_stride, const float* HWY_RESTRICT query,
                                    size_t head_dim, float* HWY_RESTRICT scores, float* HWY_RESTRICT max, FetchWalk* walk) {
   const FloatTag df;
@@ -253,7 +273,7 @@ static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t
     POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) q[j] = hn::Load(df, query + d * width + j * kFloatLanes);
     POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
       const Floats k = hn::Set(df, Offset(key, i * key_stride)[d]);
-      POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = MulAddInPlace(k, q[j], sum[i][j]);
+      POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = Products::Add(k, q[j], sum[i][j]);
     }
     ++d;
   });
@@ -267,7 +287,7 @@ static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t
   }
 }
 
-template <int kRows, int kVectors, ValueMode kMode, int kBlockVectors = kVectors>
+template <int kRows, int kVectors, ValueMode kMode, int kBlockVectors = kVectors, class Products = SingleProducts>
 static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
                                    const float* HWY_RESTRICT weights, size_t keys, float* HWY_RESTRICT sums,
                                    const float* HWY_RESTRICT alpha, FetchWalk* walk) {
@@ -285,7 +305,7 @@ static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff
     POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) p[j] = hn::Load(df, weights + j * kFloatLanes);
     POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
       const Floats v = hn::Set(df, value[i]);
-      POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = MulAddInPlace(v, p[j], sum[i][j]);
+      POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) sum[i][j] = Products::Add(v, p[j], sum[i][j]);
     }
     weights += width;
     value = Offset(value, value_stride);
@@ -314,7 +334,7 @@ HWY_INLINE void WithRows(size_t rows, const Function& function) {
   function.template Run<kRows>();
 }
 
-template <int kVectors>
+template <int kVectors, class Products = SingleProducts>
 struct ScoreRows {
   const float* key;
   std::ptrdiff_t key_stride;
@@ -329,19 +349,20 @@ struct ScoreRows {
     if (walk) walk->WholeTile<kRows>(head_dim);
     ScoreTile<kRows, kVectors>(key, key_stride, query, head_dim, scores, max);
 #else
-    ScoreTile<kRows, kVectors>(key, key_stride, query, head_dim, scores, max, walk);
+    ScoreTile<kRows, kVectors, kVectors, Products>(key, key_stride, query, head_dim, scores, max, walk);
 #endif
   }
 };
 
 // The scores of `keys` keys, and the rows' maximum in `max` (which starts at what it held, and never is NaN).
 template <int kRows, int kVectors, class T>
-HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, size_t value_dim, Prefetch<T>* prefetch) {
+HWY_INLINE void ComputeScores(ScoreRows<kVectors, typename ProductsOf<T>::type> tile, size_t keys, size_t value_dim,
+                              Prefetch<T>* prefetch) {
   const size_t width = kVectors * hn::Lanes(FloatTag());
   if (prefetch) tile.walk = &prefetch->values;
   while (keys > 0) {
     const size_t rows = NextRows<kRows>(keys);
-    if (prefetch) prefetch->FetchRows(tile.head_dim, value_dim, rows);
+    if (prefetch) prefetch->FetchRows(tile.head_dim * kDepth<T>, value_dim, rows);
     WithRows<kRows>(rows, tile);
     tile.key = Offset(tile.key, static_cast<std::ptrdiff_t>(rows) * tile.key_stride);
     tile.scores += rows * width;
@@ -349,7 +370,7 @@ HWY_INLINE void ComputeScores(ScoreRows<kVectors> tile, size_t keys, size_t valu
   }
 }
 
-template <int kVectors, ValueMode kMode, int kBlockVectors = kVectors>
+template <int kVectors, ValueMode kMode, int kBlockVectors = kVectors, class Products = SingleProducts>
 struct ValueRows {
   const float* value;
   std::ptrdiff_t value_stride;
@@ -364,13 +385,13 @@ struct ValueRows {
     if (walk) walk->WholeTile<kRows>(keys);
     ValueTile<kRows, kVectors, kMode>(value, value_stride, weights, keys, sums, alpha);
 #else
-    ValueTile<kRows, kVectors, kMode, kBlockVectors>(value, value_stride, weights, keys, sums, alpha, walk);
+    ValueTile<kRows, kVectors, kMode, kBlockVectors, Products>(value, value_stride, weights, keys, sums, alpha, walk);
 #endif
   }
 };
 
-template <int kRows, int kVectors, ValueMode kMode, int kBlockVectors = kVectors>
-HWY_INLINE void AccumulateValues(ValueRows<kVectors, kMode, kBlockVectors> tile, size_t value_dim) {
+template <int kRows, int kVectors, ValueMode kMode, int kBlockVectors = kVectors, class Products = SingleProducts>
+HWY_INLINE void AccumulateValues(ValueRows<kVectors, kMode, kBlockVectors, Products> tile, size_t value_dim) {
   const size_t width = kBlockVectors * hn::Lanes(FloatTag());
   while (value_dim > 0) {
     const size_t rows = NextRows<kRows>(value_dim);

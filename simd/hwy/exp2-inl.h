@@ -14,7 +14,7 @@ constexpr double kLn2 = 0.6931471805599453;
 constexpr float kLowestFloat = -3.40282347e+38f;
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// 2^(score - shift), for score <= shift; 1.9 ULP.
+// 2^difference and 2^(score - shift), for differences up to 0; 1.9 ULP.
 //
 // The magic number rounds to an integer and leaves it, biased as an exponent, in the low bits: one shift makes the power of
 // two. The power is multiplied in, not added to the exponent's bits, for the sake of three cases:
@@ -26,25 +26,28 @@ constexpr float kExp2Coefficients[] = {1.0f, 0.693146825f, 0.240221962f, 0.05550
 constexpr float kExp2Magic = 12582912.0f + 127.0f;  // 1.5 * 2^23 + exponent bias
 constexpr float kExp2Lowest = -127.0f;
 
-HWY_INLINE Floats Exp2OfDifference(FloatTag df, Floats score, Floats shift) {
+HWY_INLINE Floats Exp2Of(FloatTag df, Floats difference) {
   const IntTag di;
   const Floats magic = hn::Set(df, kExp2Magic);
-  const Floats x = MaxKeepingNaN(df, hn::Set(df, kExp2Lowest), hn::Sub(score, shift));
+  const Floats x = MaxKeepingNaN(df, hn::Set(df, kExp2Lowest), difference);
   const Floats biased = hn::Add(x, magic);
   const Floats r = hn::Sub(x, hn::Sub(biased, magic));  // in [-0.5, 0.5]
   Floats p = hn::Set(df, kExp2Coefficients[5]);
   POLYHEAD_UNROLL for (int i = 4; i >= 0; --i) p = hn::MulAdd(p, r, hn::Set(df, kExp2Coefficients[i]));
   return hn::Mul(p, hn::BitCast(df, hn::ShiftLeft<23>(hn::BitCast(di, biased))));
 }
+HWY_INLINE Floats Exp2OfDifference(FloatTag df, Floats score, Floats shift) {
+  return Exp2Of(df, hn::Sub(score, shift));
+}
 
 // The same for four vectors in step, a to d in place: four independent chains keep the multiply-adders busy.
-HWY_INLINE void Exp2OfDifference4(FloatTag df, Floats& a, Floats& b, Floats& c, Floats& d, Floats shift) {
+HWY_INLINE void Exp2Of4(FloatTag df, Floats& a, Floats& b, Floats& c, Floats& d) {
   const IntTag di;
   const Floats magic = hn::Set(df, kExp2Magic), lowest = hn::Set(df, kExp2Lowest);
-  a = MaxKeepingNaN(df, lowest, hn::Sub(a, shift));
-  b = MaxKeepingNaN(df, lowest, hn::Sub(b, shift));
-  c = MaxKeepingNaN(df, lowest, hn::Sub(c, shift));
-  d = MaxKeepingNaN(df, lowest, hn::Sub(d, shift));
+  a = MaxKeepingNaN(df, lowest, a);
+  b = MaxKeepingNaN(df, lowest, b);
+  c = MaxKeepingNaN(df, lowest, c);
+  d = MaxKeepingNaN(df, lowest, d);
   const Floats biased_a = hn::Add(a, magic), biased_b = hn::Add(b, magic), biased_c = hn::Add(c, magic),
                biased_d = hn::Add(d, magic);
   a = hn::Sub(a, hn::Sub(biased_a, magic));
@@ -63,6 +66,10 @@ HWY_INLINE void Exp2OfDifference4(FloatTag df, Floats& a, Floats& b, Floats& c, 
   b = hn::Mul(pb, hn::BitCast(df, hn::ShiftLeft<23>(hn::BitCast(di, biased_b))));
   c = hn::Mul(pc, hn::BitCast(df, hn::ShiftLeft<23>(hn::BitCast(di, biased_c))));
   d = hn::Mul(pd, hn::BitCast(df, hn::ShiftLeft<23>(hn::BitCast(di, biased_d))));
+}
+HWY_INLINE void Exp2OfDifference4(FloatTag df, Floats& a, Floats& b, Floats& c, Floats& d, Floats shift) {
+  a = hn::Sub(a, shift), b = hn::Sub(b, shift), c = hn::Sub(c, shift), d = hn::Sub(d, shift);
+  Exp2Of4(df, a, b, c, d);
 }
 
 // ln of the denominator l * 2^shift, -inf for an empty row.

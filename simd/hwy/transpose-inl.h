@@ -80,7 +80,7 @@ static HWY_NOINLINE void RowsToLanes(const RowMap<const T>& map, std::int64_t fi
     const T* row[kRowsAtOnce];
     for (size_t i = 0; i < kRowsAtOnce; ++i) row[i] = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + i), last));
     float* HWY_RESTRICT out = to + lane;
-    if (kScale && fetches_next && lane + kRowsAtOnce < rows) {  // the next rows: no hardware follows so many short streams
+    if (fetches_next && lane + kRowsAtOnce < rows) {  // the next rows: no hardware follows so many short streams
       for (size_t i = 0; i < kRowsAtOnce; ++i) {
         const T* next = map.At(HWY_MIN(first + static_cast<std::int64_t>(lane + kRowsAtOnce + i), last));
         for (size_t d = 0; d < columns; d += 64 / sizeof(T)) __builtin_prefetch(next + d, 0, 3);

@@ -63,6 +63,8 @@ struct CpuFeatures {
 
   // Whether kernels compiled for this target run here (amx: once the permission is given).
   bool supports(Isa isa) const;
+  // Whether this CPU is known to do more with products of bf16 pairs (avx512_bf16) than with multiply-adds of f32.
+  bool fast_bf16_products() const;
   // Names of the features above that are true, as in "avx2 fma f16c".
   std::string feature_list() const;
   // Of the data (or unified) cache of this level, 0 where unknown.

@@ -18,7 +18,7 @@
 namespace polyhead::dispatch {
 namespace {
 
-constexpr std::size_t isa_count = 7;
+constexpr std::size_t isa_count = 8;
 
 struct Tables {
   std::array<KernelTable, isa_count> table{};
@@ -82,8 +82,8 @@ const KernelTable& kernel_table(Isa isa) {
 
 std::vector<Isa> built_isas() {
   std::vector<Isa> isas;
-  for (std::size_t isa = 0; isa < isa_count; ++isa) {
-    if (tables.built[isa]) isas.push_back(static_cast<Isa>(isa));
+  for (const Isa isa : all_isas()) {
+    if (tables.built[static_cast<std::size_t>(isa)]) isas.push_back(isa);
   }
   return isas;
 }

@@ -1,22 +1,29 @@
 #include "dispatch/select_isa.hpp"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "polyhead/error.hpp"
 
 namespace polyhead::dispatch {
 namespace {
 
-const std::vector<Isa>& all_isas() {
-  static const std::vector<Isa> isas = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::neon, Isa::sve, Isa::amx};
-  return isas;
-}
-
 bool contains(const std::vector<Isa>& isas, Isa isa) {
   return std::find(isas.begin(), isas.end(), isa) != isas.end();
 }
 
+// Where a target stands among all_isas().
+std::ptrdiff_t rank(Isa isa) {
+  return std::find(all_isas().begin(), all_isas().end(), isa) - all_isas().begin();
+}
+
 }  // namespace
+
+const std::vector<Isa>& all_isas() {
+  static const std::vector<Isa> isas = {Isa::reference,   Isa::sse4, Isa::avx2, Isa::avx512,
+                                        Isa::avx512_bf16, Isa::neon, Isa::sve,  Isa::amx};
+  return isas;
+}
 
 std::string names_of(const std::vector<Isa>& isas) {
   std::string names;
@@ -32,14 +39,14 @@ std::vector<Isa> runnable(const CpuFeatures& features, const std::vector<Isa>& b
   for (Isa isa : built) {
     if (features.supports(isa)) isas.push_back(isa);
   }
-  std::sort(isas.begin(), isas.end());
+  std::sort(isas.begin(), isas.end(), [](Isa a, Isa b) { return rank(a) < rank(b); });
   return isas;
 }
 
 Isa select_isa(const CpuFeatures& features, const std::vector<Isa>& built, const char* forced_name) {
   const std::vector<Isa> choices = runnable(features, built);
   if (forced_name == nullptr || *forced_name == '\0') {
-    const auto best = std::find_if(choices.rbegin(), choices.rend(), chosen_unasked);
+    const auto best = std::find_if(choices.rbegin(), choices.rend(), [&](Isa isa) { return chosen_unasked(isa, features); });
     return best == choices.rend() ? Isa::reference : *best;
   }
 

@@ -25,6 +25,8 @@ constexpr const char* isa_name(Isa isa) noexcept {
       return "sve";
     case Isa::amx:
       return "amx";
+    case Isa::avx512_bf16:
+      return "avx512_bf16";
   }
   return "unknown";
 }
@@ -38,6 +40,7 @@ constexpr Isa next_plainer(Isa isa) noexcept {
       return Isa::avx2;
     case Isa::sve:
       return Isa::neon;
+    case Isa::avx512_bf16:
     case Isa::amx:
       return Isa::avx512;
     default:
@@ -45,10 +48,13 @@ constexpr Isa next_plainer(Isa isa) noexcept {
   }
 }
 
+// All targets, plainest first: where several run, the later one is the better one.
+const std::vector<Isa>& all_isas();
+
 // Whether a target is taken where nobody asks for one. The kernel for amx has not run on hardware yet: decision 011 says when
-// this ends.
-constexpr bool chosen_unasked(Isa isa) noexcept {
-  return isa != Isa::amx;
+// this ends. avx512_bf16 is a matter of the CPU's speed (decision 016).
+inline bool chosen_unasked(Isa isa, const CpuFeatures& features) noexcept {
+  return isa != Isa::amx && (isa != Isa::avx512_bf16 || features.fast_bf16_products());
 }
 
 // "reference, sse4, avx2"

@@ -9,12 +9,19 @@
 namespace polyhead::plan {
 namespace {
 
+// Whether the transposed kernel multiplies pairs of 16 bits, and does twice the products of the row-major one.
+bool multiplies_pairs(Isa isa, DType dtype) {
+  return isa == Isa::avx512_bf16 && dtype == DType::bf16;
+}
+
 // Rows a kv head up to which row-major scores win: few rows leave most lanes of the transposed kernel idle. Long rows of K help
 // them: a row-major score pays for adding up its lanes once, whatever the row's length.
 std::int64_t decode_rows(Isa isa, const AttentionShape& shape) {
   const bool from_memory = shape.key_length >= long_keys;
   switch (isa) {
     case Isa::avx512:
+    case Isa::avx512_bf16:
+      if (multiplies_pairs(isa, shape.dtype)) return 8;
       return shape.head_dim >= 128 ? 12 : shape.head_dim >= 80 ? 10 : 8;
     case Isa::avx2:
       return shape.head_dim >= 128 ? 6 : 4;
@@ -31,7 +38,8 @@ std::int64_t decode_rows(Isa isa, const AttentionShape& shape) {
 std::int64_t most_rest_rows(Isa isa, const AttentionShape& shape) {
   if (shape.key_length >= long_keys) return 0;
   if (isa == Isa::avx2) return shape.head_dim >= 128 ? 4 : 3;
-  if (isa != Isa::avx512) return 0;
+  if (isa != Isa::avx512 && isa != Isa::avx512_bf16) return 0;
+  if (multiplies_pairs(isa, shape.dtype)) return shape.head_dim >= 128 ? 5 : 4;
   return shape.head_dim >= 128 ? 8 : shape.head_dim >= 80 ? 6 : 4;
 }
 
@@ -371,7 +379,7 @@ std::int64_t sum_of_clamped(std::int64_t first, std::int64_t last, std::int64_t 
          (last + 1 - rising_to) * high;
 }
 
-double gigaflops(Isa isa) {
+double gigaflops(Isa isa, DType dtype) {
   switch (isa) {
     case Isa::reference:
       return 0.3;
@@ -385,6 +393,8 @@ double gigaflops(Isa isa) {
       return 75;
     case Isa::avx512:
       return 140;
+    case Isa::avx512_bf16:
+      return multiplies_pairs(isa, dtype) ? 200 : 140;
     case Isa::amx:
       return 200;
   }
@@ -398,7 +408,7 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
   AttentionChoice choice;
   const dispatch::AttentionKernels attention = dispatch::attention_kernels(kernels, shape.dtype);
   choice.merge = attention.merge;
-  choice.gigaflops = gigaflops(kernels.isa);
+  choice.gigaflops = gigaflops(kernels.isa, shape.dtype);
   const auto choose_transposed = [&] {
     choice.kernel = precision == Precision::fast ? attention.fast : attention.transposed;
     if (choice.kernel != attention.transposed) choice.precision = Precision::fast;

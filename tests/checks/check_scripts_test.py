@@ -124,6 +124,15 @@ class Symbols(Folder):
             "void f", "void HardwareTiles::f") + " } }"
         self.assert_clean(run("check-symbols", "kernels", "amx", self.compile(code)))
 
+    PAIRS = '__attribute__((noinline, used)) void f() { __asm__ volatile("vdpbf16ps %%zmm1, %%zmm2, %%zmm3" ::: "memory"); }\n'
+
+    def test_bf16_products(self):
+        within = "namespace N_AVX3 { namespace avx512_bf16 { struct Avx512PairProducts { void f(); }; " + self.PAIRS.replace(
+            "void f", "void Avx512PairProducts::f") + " } }"
+        self.assert_clean(run("check-symbols", "kernels", "avx512_bf16", self.compile(within)))
+        outside = "namespace N_AVX3 { namespace avx512_bf16 { " + self.PAIRS + " } }"
+        self.assert_fault(run("check-symbols", "kernels", "avx512_bf16", self.compile(outside)), "of AVX512_BF16")
+
     def test_wide_outside(self):
         for code in (self.WIDE, "namespace N_SSE4 { " + self.WIDE + " }", "namespace N_AVX2 { " + self.WIDER + " }"):
             with self.subTest(code=code):

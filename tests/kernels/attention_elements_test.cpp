@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -192,15 +193,48 @@ TEST_P(AttentionElementsTest, EveryQueryAndKeyIsWidenedExactly) {
   }
 }
 
+// However its weight is rounded.
+TEST_P(AttentionElementsTest, ARowThatSeesOneKeyIsItsValue) {
+  const simd::AttentionKernel& kernel = *GetParam().kernel;
+  constexpr std::int64_t count = 500, columns = 5;
+  Guarded<std::uint16_t> query(count), key(count), value(count * columns), out(count * columns);
+  for (std::size_t i = 0; i < count; ++i) {
+    query[i] = static_cast<std::uint16_t>(one() + i % 97);  // scores of many sizes
+    key[i] = static_cast<std::uint16_t>(one() + i % 89);
+  }
+  const std::uint16_t least = is_bf16() ? 0x0100 : 0x0400, all = is_bf16() ? 0x7E00 : 0x7800;
+  for (std::size_t i = 0; i < value.size(); ++i) value[i] = static_cast<std::uint16_t>(least + 977 * i % all);
+  Guarded<unsigned char> scratch(kernel.scratch_bytes(1, columns, count), 64);
+  AttentionF32Args args;
+  args.query = query.data();
+  args.key = key.data();
+  args.value = value.data();
+  args.out = out.data();
+  args.query_stride = args.key_stride = 2;
+  args.value_stride = args.out_stride = columns * 2;
+  args.row_end = args.key_end = count;
+  args.visible_begin = 0;
+  args.visible_end = 1;
+  args.head_dim = 1;
+  args.value_dim = columns;
+  args.scale = 0.7;
+  args.scratch = scratch.data();
+  kernel.run(args);
+  for (std::size_t i = 0; i < value.size(); ++i) ASSERT_EQ(out[i], value[i]) << "row " << i / columns;
+}
+
 std::vector<ElementCase> cases() {
   std::vector<ElementCase> all;
+  std::set<const simd::AttentionKernel*> seen;  // one that serves several instruction sets is tested once
   for (const Isa isa : available_isas()) {
     for (const DType dtype : dispatch::attention_dtypes()) {
       if (dtype == DType::f32) continue;
       const dispatch::AttentionKernels kernels = dispatch::attention_kernels(dispatch::kernel_table(isa), dtype);
       const std::string target = std::string(name(isa)) + "_" + name(dtype);
-      all.push_back({target + "_attention", dtype, kernels.transposed, kernels.merge});
-      all.push_back({target + "_decode", dtype, kernels.decode, kernels.merge});
+      if (seen.insert(kernels.transposed).second) {
+        all.push_back({target + "_attention", dtype, kernels.transposed, kernels.merge});
+      }
+      if (seen.insert(kernels.decode).second) all.push_back({target + "_decode", dtype, kernels.decode, kernels.merge});
     }
   }
   return all;

@@ -26,6 +26,7 @@ struct KernelCase {
   // Whether a NaN in a value column leaves the other columns of its row bit for bit alone (else: right, by the formula).
   bool computes_columns_apart;
   Precision precision = Precision::strict;
+  double weight_rounding = 0;  // relative, of weights before values are multiplied with them
 };
 
 class AttentionKernelTest : public ::testing::TestWithParam<KernelCase> {
@@ -34,7 +35,7 @@ class AttentionKernelTest : public ::testing::TestWithParam<KernelCase> {
   const simd::MergeKernel& merge() const { return *GetParam().merge; }
 
   void expect_right(AttentionProblem& problem, const AttentionProblem::Result& result, const std::string& what) const {
-    problem.expect_right(result, what, GetParam().precision);
+    problem.expect_right(result, what, GetParam().precision, GetParam().weight_rounding);
   }
 
   // What a number may change by when it is computed in another way.

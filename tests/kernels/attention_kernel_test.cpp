@@ -1,6 +1,7 @@
 // attention_f32, fast_attention_f32, decode_f32 and merge_f32 of every instruction set.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,17 +14,23 @@
 namespace polyhead::test {
 namespace {
 
+// A kernel that serves several instruction sets is tested once.
 std::vector<KernelCase> cases() {
   std::vector<KernelCase> all;
+  std::set<const simd::AttentionKernel*> seen;
   for (const Isa isa : available_isas()) {
     const dispatch::KernelTable& table =
         dispatch::kernel_table(dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission));
     const std::string target = name(isa);
-    all.push_back({target + "_attention", table.attention_f32, table.merge_f32, isa != Isa::reference, isa != Isa::amx});
+    if (seen.insert(table.attention_f32).second) {
+      all.push_back({target + "_attention", table.attention_f32, table.merge_f32, isa != Isa::reference, isa != Isa::amx});
+    }
     if (table.fast_attention_f32 != table.attention_f32) {
       all.push_back({target + "_fast_attention", table.fast_attention_f32, table.merge_f32, true, false, Precision::fast});
     }
-    all.push_back({target + "_decode", table.decode_f32, table.merge_f32, isa != Isa::reference, true});
+    if (seen.insert(table.decode_f32).second) {
+      all.push_back({target + "_decode", table.decode_f32, table.merge_f32, isa != Isa::reference, true});
+    }
   }
   return all;
 }

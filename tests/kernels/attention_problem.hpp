@@ -366,13 +366,15 @@ class AttentionProblem {
   }
 
   // Compares with the formula: rows without a key are exactly 0, NaN is where the formula has it, the rest is within the
-  // tolerance. Reports the worst element of the first row that is wrong.
-  void expect_right(const Result& result, const std::string& what, Precision precision = Precision::strict) {
+  // tolerance. Reports the worst element of the first row that is wrong. weight_rounding: what the kernel rounds weights by,
+  // relatively, before it multiplies values with them.
+  void expect_right(const Result& result, const std::string& what, Precision precision = Precision::strict,
+                    double weight_rounding = 0) {
     for (std::int64_t row = 0; row < shape.rows(); ++row) {
       const std::int64_t t = row / shape.group, g = row % shape.group;
       const Row want = expected(t, g);
-      const double tolerance = want.tolerance(precision);
-      double allowed_error = tolerance;
+      const double tolerance = want.tolerance(precision), of_result = tolerance + weight_rounding * want.largest_value;
+      double allowed_error = of_result;
       const float* out = result.out.data() + row * shape.value_dim;
       const float lse = result.lse[static_cast<std::size_t>(row)];
       double worst = 0;
@@ -384,7 +386,7 @@ class AttentionProblem {
         const double error = std::fabs(out[e] - right), rounding = Row::rounding(result.element, right);
         if (!(error - rounding <= worst)) {
           worst = std::isnan(error) ? kInfinity : error - rounding;
-          allowed_error = tolerance + rounding;
+          allowed_error = of_result + rounding;
         }
       }
       bool lse_right = want.empty ? static_cast<double>(lse) == want.lse : std::isnan(want.lse) ? std::isnan(lse) : true;
@@ -394,9 +396,9 @@ class AttentionProblem {
         const double of_scores = precision == Precision::fast ? 0x1p-15 * want.largest_score : 0.0;
         lse_right = std::fabs(lse - want.lse) <= 4e-6 + 0x1p-21 * std::fabs(want.lse) + tolerance + of_scores;
       }
-      if (worst > tolerance || !lse_right) {
+      if (worst > of_result || !lse_right) {
         ADD_FAILURE() << what << ": " << shape.text() << ", row t " << t << " g " << g << (want.empty ? " (empty)" : "")
-                      << ": worst error " << worst + allowed_error - tolerance << ", allowed " << allowed_error << "; lse "
+                      << ": worst error " << worst + allowed_error - of_result << ", allowed " << allowed_error << "; lse "
                       << lse << ", right " << want.lse;
         return;
       }

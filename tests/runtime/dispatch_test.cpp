@@ -22,7 +22,7 @@ namespace {
 using dispatch::CpuFeatures;
 using dispatch::CpuidTable;
 
-const std::vector<Isa> x86_isas = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::amx};
+const std::vector<Isa> x86_isas = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx};
 
 constexpr std::uint32_t ecx1_pclmul = 1u << 1, ecx1_ssse3 = 1u << 9, ecx1_fma = 1u << 12, ecx1_sse41 = 1u << 19,
                         ecx1_sse42 = 1u << 20, ecx1_aes = 1u << 25, ecx1_osxsave = 1u << 27, ecx1_avx = 1u << 28,
@@ -33,6 +33,8 @@ constexpr std::uint32_t ecx_lzcnt = 1u << 5;
 
 // The registers that detection looks at; a fully equipped AVX-512 server with AMX.
 struct ForgedCpu {
+  std::uint32_t vendor[3] = {0x756e6547, 0x6c65746e, 0x49656e69};  // EBX, ECX, EDX: "GenuineIntel"
+  std::uint32_t version = 0x000806f8;
   std::uint32_t last_leaf = 0x20, last_extended_leaf = 0x80000008u;
   std::uint32_t ecx1 =
       ecx1_pclmul | ecx1_ssse3 | ecx1_fma | ecx1_sse41 | ecx1_sse42 | ecx1_aes | ecx1_osxsave | ecx1_avx | ecx1_f16c;
@@ -45,8 +47,8 @@ struct ForgedCpu {
 
   CpuidTable table() const {
     CpuidTable forged;
-    forged.leaves = {{0, 0, {last_leaf, 0x756e6547, 0x6c65746e, 0x49656e69}},  // "GenuineIntel"
-                     {1, 0, {0x000806f8, 0, ecx1, 0}},
+    forged.leaves = {{0, 0, {last_leaf, vendor[0], vendor[1], vendor[2]}},
+                     {1, 0, {version, 0, ecx1, 0}},
                      {7, 0, {eax7, ebx7, ecx7, edx7}},
                      {7, 1, {eax7_1, 0, 0, 0}},
                      {0x80000000u, 0, {last_extended_leaf, 0, 0, 0}},
@@ -142,6 +144,57 @@ TEST(CpuFeatures, Amx) {
   EXPECT_FALSE(supported([](ForgedCpu& c) { c.ebx7 &= ~ebx7_vl; })) << "no AVX-512 VL";
 }
 
+// A forged CPU with the feature of bf16 products, by vendor and family.
+ForgedCpu forged_cpu(const char (&vendor)[13], std::uint32_t version) {
+  ForgedCpu cpu;
+  std::memcpy(&cpu.vendor[0], vendor, 4);
+  std::memcpy(&cpu.vendor[2], vendor + 4, 4);  // the text goes on in EDX
+  std::memcpy(&cpu.vendor[1], vendor + 8, 4);
+  cpu.version = version;
+  return cpu;
+}
+
+// Products of bf16 pairs need the CPU's feature and AVX-512 with its register state; they are fast only where they are known to
+// be.
+TEST(CpuFeatures, ProductsOfBf16Pairs) {
+  struct Machine {
+    const char* what;
+    char vendor[13];
+    std::uint32_t version;
+    bool fast;
+  };
+  const Machine machines[] = {{"Zen 4, EPYC 9004", "AuthenticAMD", 0x00a10f11, true},
+                              {"Zen 4, Ryzen 7040", "AuthenticAMD", 0x00a70f41, true},
+                              {"Zen 5", "AuthenticAMD", 0x00b40f40, true},
+                              {"an AMD family that is not known", "AuthenticAMD", 0x00c00f10, false},
+                              {"Cooper Lake", "GenuineIntel", 0x0005065b, false},
+                              {"Sapphire Rapids", "GenuineIntel", 0x000806f8, false},
+                              {"another vendor with AMD's number", "HygonGenuine", 0x00a10f11, false}};
+  for (const Machine& machine : machines) {
+    const CpuFeatures features = dispatch::features_from_cpuid(forged_cpu(machine.vendor, machine.version).table());
+    EXPECT_STREQ(features.vendor.c_str(), machine.vendor);
+    EXPECT_TRUE(features.supports(Isa::avx512_bf16)) << machine.what;
+    EXPECT_EQ(features.fast_bf16_products(), machine.fast) << machine.what;
+    const Isa best = machine.fast ? Isa::avx512_bf16 : Isa::avx512;
+    EXPECT_STREQ(dispatch::isa_name(dispatch::select_isa(features, x86_isas, nullptr)), dispatch::isa_name(best))
+        << machine.what;
+    EXPECT_EQ(dispatch::select_isa(features, x86_isas, "avx512_bf16"), Isa::avx512_bf16) << machine.what;
+    EXPECT_EQ(dispatch::select_isa(features, x86_isas, "avx512"), Isa::avx512) << machine.what;
+    EXPECT_EQ(dispatch::select_isa(features, {Isa::reference, Isa::avx2, Isa::avx512}, nullptr), Isa::avx512) << machine.what;
+  }
+  const auto best_of_zen4 = [](void (*change)(ForgedCpu&)) {
+    ForgedCpu cpu = forged_cpu("AuthenticAMD", 0x00a10f11);
+    change(cpu);
+    const CpuFeatures features = dispatch::features_from_cpuid(cpu.table());
+    EXPECT_FALSE(features.supports(Isa::avx512_bf16) || features.fast_bf16_products());
+    return dispatch::select_isa(features, x86_isas, nullptr);
+  };
+  EXPECT_EQ(best_of_zen4([](ForgedCpu& c) { c.eax7_1 = 0; }), Isa::avx512) << "the feature's bit is missing";
+  EXPECT_EQ(best_of_zen4([](ForgedCpu& c) { c.eax7 = 0; }), Isa::avx512) << "its leaf is missing";
+  EXPECT_EQ(best_of_zen4([](ForgedCpu& c) { c.xcr0 &= ~std::uint64_t{0x80}; }), Isa::avx2) << "no state for registers 16-31";
+  EXPECT_EQ(best_of_zen4([](ForgedCpu& c) { c.ebx7 &= ~ebx7_vl; }), Isa::avx2) << "no AVX-512 VL";
+}
+
 TEST(CpuFeatures, IdentityAndCaches) {
   CpuidTable table = ForgedCpu().table();
   const char brand[48] = "  Forged CPU 9000 @ 3.2 GHz   ";
@@ -229,7 +282,7 @@ TEST(SelectIsa, Forced) {
   const Error unknown = error_of([&] { dispatch::select_isa(features, x86_isas, "avx3"); });
   EXPECT_EQ(unknown.code(), ErrorCode::invalid_argument);
   EXPECT_NE(std::string(unknown.what()).find("avx3"), std::string::npos) << unknown.what();
-  EXPECT_NE(std::string(unknown.what()).find("reference, sse4, avx2, avx512, neon, sve, amx"), std::string::npos)
+  EXPECT_NE(std::string(unknown.what()).find("reference, sse4, avx2, avx512, avx512_bf16, neon, sve, amx"), std::string::npos)
       << unknown.what();
   EXPECT_EQ(error_of([&] { dispatch::select_isa(features, x86_isas, "AVX2"); }).code(), ErrorCode::invalid_argument);
 
@@ -275,6 +328,7 @@ TEST(SelectIsa, PermissionForTiles) {
     asked = 0;
   }
   EXPECT_EQ(dispatch::permitted_isa(Isa::amx, x86_isas, false, no), Isa::avx512);
+  EXPECT_EQ(dispatch::permitted_isa(Isa::avx512_bf16, x86_isas, false, no), Isa::avx512_bf16);
   EXPECT_EQ(dispatch::permitted_isa(Isa::amx, {Isa::reference, Isa::avx2, Isa::amx}, false, no), Isa::avx2);
   EXPECT_EQ(dispatch::permitted_isa(Isa::amx, {Isa::reference, Isa::amx}, false, no), Isa::reference);
   const Error refused = error_of([&] { dispatch::permitted_isa(Isa::amx, x86_isas, true, no); });
