@@ -90,11 +90,11 @@ const char* name(Isa isa) noexcept {
 }
 
 std::vector<Isa> available_isas() {
-  return dispatch::runnable(dispatch::cpu_features(), dispatch::built_isas());
+  return api::entry([] { return dispatch::runnable(dispatch::cpu_features(), dispatch::built_isas()); });
 }
 
 Isa default_isa() {
-  return dispatch::select_isa(dispatch::cpu_features(), dispatch::built_isas(), forced_isa_name());
+  return api::entry([] { return dispatch::select_isa(dispatch::cpu_features(), dispatch::built_isas(), forced_isa_name()); });
 }
 
 bool shutdown() noexcept {
@@ -111,7 +111,7 @@ Isa Runtime::isa() const noexcept {
   return state_->isa();
 }
 std::string Runtime::describe() const {
-  return state_->describe();
+  return api::entry([&] { return state_->describe(); });
 }
 
 namespace detail {

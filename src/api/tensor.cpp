@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "api/entry.hpp"
 #include "polyhead/error.hpp"
 
 namespace polyhead {
@@ -111,7 +112,7 @@ std::int64_t TensorView::element_count() const noexcept {
 
 std::string TensorView::describe() const {
   if (empty()) return "no tensor";
-  return std::string(name(dtype)) + list(shape, rank) + " strides " + list(strides, rank);
+  return api::entry([&] { return std::string(name(dtype)) + list(shape, rank) + " strides " + list(strides, rank); });
 }
 
 }  // namespace polyhead

@@ -4,8 +4,11 @@
 #include <functional>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "polyhead/kv_cache.hpp"
+#include "polyhead/merge.hpp"
 #include "support/attention_case.hpp"
 #include "support/malloc_count.hpp"
 
@@ -199,6 +202,130 @@ TEST_P(MemoryTest, RunningOutOfMemoryInARunLeavesThePlanUsable) {
     plan.run(inputs);
     EXPECT_TRUE(same_bits(right, test.out)) << "after failing allocation " << nth;
     if (!reached) break;
+  }
+}
+
+// The same of the other entries: the one-call function, packed sequences, weights, merging, attention over a cache.
+TEST_P(MemoryTest, RunningOutOfMemoryInAnyEntryIsAnErrorAndLeavesTheRuntimeUsable) {
+  Random random(13);
+  for (const int threads : {1, 2}) {
+    RuntimeOptions options;
+    options.isa = isa();
+    options.threads = threads;
+    // Strided, so that a call has packing to do as well.
+    AttentionCase test = make_case(attention_spec(3, 4, 2, 17, 90, 16, 16, Mask::causal(Causal::bottom_right)), random);
+    const Tensor apart = Tensor::ordered(DType::f32, {3, 2, 90, 16}, {0, 1, 3, 2});
+    copy(test.key, apart);
+    test.key = apart;
+    AttentionCase packed = make_case(attention_spec(4, 4, 2, 9, 60, 16, 16, Mask::packed()), random);
+    const Tensor weights(DType::f32, {3, 4, 17, 90}), merged(DType::f32, {3, 4, 17, 16}), merged_lse(DType::f32, {3, 4, 17});
+    KvCacheSpec cache_spec;
+    cache_spec.kind = CacheKind::paged;
+    cache_spec.sequences = 3, cache_spec.kv_heads = 2, cache_spec.head_dim = 16, cache_spec.page_tokens = 8;
+    KvCache cache(cache_spec);
+    CacheAppend tokens;
+    tokens.key = test.key, tokens.value = test.value;
+    cache.append(tokens);
+    struct Entry {
+      const char* name;
+      std::function<void(const Runtime&)> call;
+      const Tensor* result;
+    };
+    const Entry entries[] = {
+        {"attention", [&](const Runtime& runtime) { attention(runtime, test.inputs_with_lse(), test.options()); }, &test.out},
+        {"packed attention", [&](const Runtime& runtime) { attention(runtime, packed.inputs(), packed.options()); },
+         &packed.out},
+        {"attention_weights",
+         [&](const Runtime& runtime) {
+           AttentionWeightsRequest request;
+           request.weights = weights;
+           attention_weights(runtime, test.inputs(), test.options(), request);
+         },
+         &weights},
+        {"merge",
+         [&](const Runtime& runtime) {
+           MergeInputs inputs;
+           inputs.out1 = inputs.out2 = test.out, inputs.lse1 = inputs.lse2 = test.lse;
+           inputs.out = merged, inputs.lse = merged_lse;
+           merge(runtime, inputs);
+         },
+         &merged},
+        {"attention over a cache",
+         [&](const Runtime& runtime) {
+           CachedAttentionInputs inputs;
+           inputs.cache = &cache, inputs.query = test.query, inputs.out = test.out;
+           attention(runtime, inputs);
+         },
+         &test.out},
+    };
+    for (const Entry& entry : entries) {
+      entry.call(runtime(threads));
+      const Tensor right = entry.result->clone();
+      int failures = 0;
+      for (int nth = 1; nth < 500; ++nth) {
+        const Runtime fresh(options);  // one that knows no plan yet
+        bool failed = false;
+        fail_allocation_in = nth;
+        try {
+          entry.call(fresh);
+        } catch (const Error& error) {
+          fail_allocation_in = 0;
+          failed = true;
+          EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << entry.name << ": " << error.what();
+        } catch (const std::exception& error) {
+          fail_allocation_in = 0;
+          failed = true;
+          ADD_FAILURE() << entry.name << ", allocation " << nth << ": " << error.what() << " instead of Error";
+        }
+        const bool reached = fail_allocation_in == 0;
+        fail_allocation_in = 0;
+        failures += failed;
+        fill(*entry.result, 7.0);
+        entry.call(fresh);
+        ASSERT_TRUE(same_bits(right, *entry.result)) << entry.name << " after failing allocation " << nth;
+        if (!reached) break;  // the call needs fewer allocations than this
+      }
+      // Merging needs no memory where one thread does it.
+      if (entry.result != &merged) {
+        EXPECT_GT(failures, 0) << entry.name;
+      }
+    }
+  }
+}
+
+// Nor is it anything but an Error where a text or a list is asked for.
+TEST_P(MemoryTest, RunningOutOfMemoryInAQuestionIsAnError) {
+  const Runtime& asked = runtime(1);
+  const AttentionPlan plan(attention_spec(2, 4, 2, 40, 300, 16, 16), asked);
+  const TensorView view(nullptr, DType::f32, {2, 4, 0, 16});
+  const std::pair<const char*, std::function<void()>> questions[] = {
+      {"available_isas", [] { (void)available_isas(); }},       {"default_isa", [] { (void)default_isa(); }},
+      {"Runtime::describe", [&] { (void)asked.describe(); }},   {"AttentionPlan::explain", [&] { (void)plan.explain(); }},
+      {"TensorView::describe", [&] { (void)view.describe(); }},
+  };
+  for (const auto& [what, question] : questions) {
+    int failures = 0;
+    for (int nth = 1;; ++nth) {
+      ASSERT_LT(nth, 1000) << what;
+      fail_allocation_in = nth;
+      try {
+        question();
+      } catch (const Error& error) {
+        fail_allocation_in = 0;
+        EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << what << ": " << error.what();
+        ++failures;
+        continue;
+      } catch (const std::exception& error) {
+        fail_allocation_in = 0;
+        ADD_FAILURE() << what << ", allocation " << nth << ": " << error.what() << " instead of Error";
+        ++failures;
+        continue;
+      }
+      const bool reached = fail_allocation_in == 0;
+      fail_allocation_in = 0;
+      if (!reached) break;
+    }
+    EXPECT_GT(failures, 0) << what << " allocates nothing, and this test shows nothing";
   }
 }
 
