@@ -5,6 +5,7 @@
 #include <cfenv>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <limits>
 #include <vector>
 
@@ -141,6 +142,86 @@ TEST_P(NumbersTest, ALongSumOfEqualWeightsStaysExact) {
   }
 }
 
+// A running sum in bf16 sticks at 256, one in f16 at 2048. Of weights: lse counts the keys, and half of the values are 0, since
+// a sum of values that sticks where that of the weights does would not show. Of products: each score is the number of
+// dimensions, within what the roundings of a sum come to where all go one way.
+TEST_P(NumbersTest, LongSumsOfOnesDoNotStickInAnyType) {
+  for (const DType dtype : attention_dtypes())
+    for (const std::int64_t count : {256, 257, 1024, 4096})
+      for (const std::int64_t query_length : {1, 20}) {
+        const auto n = static_cast<double>(count);
+        Random random(18);
+        AttentionSpec spec = attention_spec(1, 1, 1, query_length, 2 * count, 1, 2);
+        spec.dtype = dtype;
+        AttentionCase test = make_case(spec, random);
+        fill(test.query, 0.0);
+        fill(test.value, 0.0);
+        fill(slice(test.value, 2, count, 2 * count), 1.0);
+        ASSERT_TRUE(run_and_compare(test, runtime()));
+        AttentionPlan(spec, runtime()).run(test.inputs_with_lse());
+        for (std::int64_t t = 0; t < query_length; ++t) {
+          EXPECT_NEAR(test.lse({0, 0, t}), std::log(2.0 * n), 2e-6) << test.describe();
+          EXPECT_NEAR(test.out({0, 0, t, 1}), 0.5, 1e-6) << test.describe();
+        }
+        spec = attention_spec(1, 1, 1, query_length, 3, count, 2);
+        spec.dtype = dtype;
+        spec.scale = 1;
+        test = make_case(spec, random);
+        fill(test.query, 1.0);
+        fill(test.key, 1.0);
+        AttentionPlan(spec, runtime()).run(test.inputs_with_lse());
+        for (std::int64_t t = 0; t < query_length; ++t)
+          EXPECT_NEAR(test.lse({0, 0, t}), n + std::log(3.0), 0x1p-25 * n * n) << test.describe();
+      }
+}
+
+// Two keys of the same score, one of products that are all alike, one of a single product: roundings that all go one way, which
+// random numbers never show.
+TEST_P(NumbersTest, SumsOfProductsThatAreAllAlikeKeepTheirBound) {
+  Random random(36);
+  for (const std::int64_t dim : {32, 64, 128, 256, 512})
+    for (const std::int64_t query_length : {1, 20})
+      for (int turn = 0; turn < 20; ++turn) {
+        const AttentionCase test = make_case(attention_spec(1, 1, 1, query_length, 2, dim, 1), random);
+        fill(test.query, random.uniform(0.5, 2.0));
+        fill(test.key, 0.0);
+        fill(slice(test.key, 2, 0, 1), 1.0);
+        test.key.set({0, 0, 1, 0}, static_cast<double>(dim));
+        test.value.set({0, 0, 0, 0}, 1);
+        test.value.set({0, 0, 1, 0}, -1);
+        AttentionPlan(test.spec, runtime()).run(test.inputs());
+        const double score = test.query({0, 0, 0, 0}) * std::sqrt(static_cast<double>(dim));
+        const double bound = 2e-6 + std::max(0x1p-22, 0x1p-25 * static_cast<double>(dim)) * score;
+        for (std::int64_t t = 0; t < query_length; ++t) ASSERT_NEAR(test.out({0, 0, t, 0}), 0.0, bound) << test.describe();
+      }
+}
+
+// Equal weights over many keys, of which half have the value 1: their sum is one chain over the keys, 2,048 of them where few
+// rows have their keys split, all of them elsewhere.
+TEST_P(NumbersTest, SumsOfWeightsThatAreAllAlikeKeepTheirBound) {
+  Random random(40);
+  for (const std::int64_t key_length : {128, 512, 2048, slow() ? 2049 : 8192})
+    for (const std::int64_t query_length : {1, 20, 100})
+      for (int turn = 0; turn < 5; ++turn) {
+        const AttentionCase test = make_case(attention_spec(1, 1, 1, query_length, key_length, 1, 2), random);
+        fill(test.query, random.uniform());
+        fill(test.key, 1.0);
+        fill(test.value, 0.0);
+        fill(slice(slice(test.value, 2, key_length / 2, key_length), 3, 0, 1), 1.0);
+        for (std::int64_t s = 0; s < key_length; s += 2) test.value.set({0, 0, s, 1}, 1);
+        const double half = static_cast<double>((key_length + 1) / 2) / static_cast<double>(key_length);
+        AttentionPlan(test.spec, runtime()).run(test.inputs_with_lse());
+        const std::int64_t chain = query_length > 64 ? key_length : std::min<std::int64_t>(key_length, 2048);
+        const double bound = 2e-6 + 0x1p-25 * static_cast<double>(chain) + 0x1p-22 * test.query({0, 0, 0, 0});
+        for (std::int64_t t = 0; t < query_length; ++t) {
+          ASSERT_NEAR(test.out({0, 0, t, 0}), half, bound) << test.describe();
+          ASSERT_NEAR(test.out({0, 0, t, 1}), half, bound) << test.describe();
+          ASSERT_NEAR(test.lse({0, 0, t}), test.query({0, 0, 0, 0}) + std::log(static_cast<double>(key_length)), bound)
+              << test.describe();
+        }
+      }
+}
+
 TEST_P(NumbersTest, ValuesOfEveryMagnitude) {
   for (const double magnitude : {1e-30, 1e-10, 1e10, 1e30, 1e37})
     for (const std::int64_t query_length : {1, 6, 33}) {
@@ -164,14 +245,22 @@ TEST_P(NumbersTest, AlikeValuesNearTheLargestFloatDoNotOverflow) {
 // ---- sizes of zero
 
 TEST_P(NumbersTest, SizesOfZeroAreLegal) {
+  const std::vector<DType> dtypes = attention_dtypes();
+  std::size_t turn = 0;
   for (const std::int64_t batch : {0, 2})
     for (const std::int64_t query_length : {0, 3})
       for (const std::int64_t key_length : {0, 5}) {
         if (batch != 0 && query_length != 0 && key_length != 0) continue;
-        for (const Mask& mask : {Mask::none(), Mask::causal(Causal::bottom_right), Mask::key_lengths(),
-                                 Mask::boolean() & Mask::bias(), Mask::causal(Causal::top_left) & Mask::window(2, 2)}) {
+        for (const Mask& mask :
+             {Mask::none(), Mask::causal(Causal::bottom_right), Mask::key_lengths(), Mask::boolean() & Mask::bias(),
+              Mask::causal(Causal::top_left) & Mask::window(2, 2), Mask::causal(Causal::top_left) & Mask::prefix(),
+              Mask::segments(), Mask::blocks(2, 4), Mask::query_lengths() & Mask::causal(Causal::offset) & Mask::offsets()}) {
           Random random(21);
-          const AttentionCase test = make_case(attention_spec(batch, 4, 2, query_length, key_length, 8, 8, mask), random);
+          AttentionSpec spec = attention_spec(batch, 4, 2, query_length, key_length, 8, 8, mask);
+          spec.dtype = dtypes[turn % dtypes.size()];
+          spec.has_alibi = turn % 2 != 0;
+          spec.softcap = ++turn % 3 == 0 ? 2.0 : 0.0;
+          const AttentionCase test = make_case(spec, random);
           for (const int threads : {1, 2}) {
             ASSERT_TRUE(run_and_compare(test, runtime(threads)));
             // In a plan whose maxima are larger, too.
@@ -353,6 +442,36 @@ TEST_P(NumbersTest, DenormalValuesDoNotSlowItDown) {
     const double with_normal = seconds(normal), with_denormal = seconds(denormal);
     EXPECT_LT(with_denormal, 3 * with_normal + 20e-6) << "query_length " << query_length << ", " << name(isa());
   }
+}
+
+// A mask or bias that heads share is read where it lies. Copied or written out for each head it would cost more than the small
+// heads' products; bench/ says what it costs today.
+TEST_P(NumbersTest, AMaskThatHeadsShareIsNoGreatCost) {
+#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "an unoptimised or instrumented build makes no promise about speed";
+#endif
+  if (slow()) GTEST_SKIP() << "the scalar kernels make no promise about speed";
+  Random random(39);
+  const auto shared = [&](const Mask& mask) {
+    AttentionCase test = make_case(attention_spec(1, 4, 4, 512, 512, 32, 32, mask), random);
+    test.boolean_mask = Tensor(DType::boolean, {512, 512});
+    test.bias = Tensor(DType::f32, {512, 512});
+    fill(test.boolean_mask, [&] { return random.chance(0.9) ? 1.0 : 0.0; });
+    fill_normal(test.bias, random);
+    return test;
+  };
+  const AttentionCase tests[] = {shared(Mask::none()), shared(Mask::boolean()), shared(Mask::bias())};
+  std::vector<AttentionPlan> plans;
+  for (const AttentionCase& test : tests) plans.emplace_back(test.spec, runtime());
+  double best[3] = {infinity, infinity, infinity};
+  for (int repeat = 0; repeat < 40; ++repeat)
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::clock_t begin = std::clock();  // processor time: one thread computes, whoever else wants the processor
+      plans[i].run(tests[i].inputs());
+      best[i] = std::min(best[i], static_cast<double>(std::clock() - begin));
+    }
+  EXPECT_LT(best[1], 1.6 * best[0]) << "boolean mask, " << name(isa());
+  EXPECT_LT(best[2], 1.6 * best[0]) << "bias, " << name(isa());
 }
 
 POLYHEAD_INSTANTIATE_EVERY_ISA(NumbersTest);
