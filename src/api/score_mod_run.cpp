@@ -34,6 +34,7 @@ ScoreFunction choose_function(const ScoreFunctions& functions, Isa isa) {
       take(functions.avx2);
       break;
     case Isa::avx512:
+    case Isa::avx512_bf16:
     case Isa::amx:
       take(functions.sse4);
       take(functions.avx2);

@@ -310,11 +310,13 @@ std::vector<std::string> AttentionPlan::changes_of_every_score() const {
 std::vector<std::string> AttentionPlan::why_not_faster(const Explanation& told) const {
   std::vector<std::string> why;
   bool better = false;
-  for (const Isa isa : dispatch::runnable(dispatch::cpu_features(), dispatch::built_isas())) {
+  const dispatch::CpuFeatures& features = dispatch::cpu_features();
+  for (const Isa isa : dispatch::runnable(features, dispatch::built_isas())) {
     if (better) {
       why.push_back(std::string(dispatch::isa_name(isa)) + " runs here: " +
-                    (dispatch::chosen_unasked(isa) ? "the runtime was made for a plainer instruction set"
-                                                   : "it is taken only where POLYHEAD_ISA or RuntimeOptions::isa asks for it"));
+                    (dispatch::chosen_unasked(isa, features)
+                         ? "the runtime was made for a plainer instruction set"
+                         : "it is taken only where POLYHEAD_ISA or RuntimeOptions::isa asks for it"));
     }
     better = better || isa == kernels_.isa;
   }

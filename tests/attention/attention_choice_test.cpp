@@ -19,7 +19,7 @@ plan::AttentionChoice choose(Isa isa, const plan::AttentionShape& shape, bool le
 TEST(AttentionChoice, RowMajorScoresForFewRowsAndForTheFewBehindTheLastWholeVector) {
   for (const Isa isa : dispatch::built_isas()) {
     const dispatch::KernelTable& kernels = dispatch::kernel_table(isa);
-    const bool takes_rests = isa == Isa::avx2 || isa == Isa::avx512;
+    const bool takes_rests = isa == Isa::avx2 || isa == Isa::avx512 || isa == Isa::avx512_bf16;
     for (const std::int64_t head_dim : {32, 64, 96, 128}) {
       const std::string what = std::string(name(isa)) + ", head size " + std::to_string(head_dim);
       const auto shape = [&](std::int64_t queries, std::int64_t keys) {
@@ -66,7 +66,7 @@ TEST(AttentionChoice, ScratchIsEnoughForEveryShorterRun) {
 TEST(AttentionChoice, ExplainNamesTheKernelOfTheRest) {
   for (const Isa isa : available_isas()) {
     const AttentionPlan plan(attention_spec(1, 2, 2, 49, 100, 32, 32, Mask::none()), runtime_on(isa));
-    const bool takes_rests = isa == Isa::avx2 || isa == Isa::avx512;
+    const bool takes_rests = isa == Isa::avx2 || isa == Isa::avx512 || isa == Isa::avx512_bf16;
     EXPECT_EQ(plan.explain().find("for the last 1 row") != std::string::npos, takes_rests) << plan.explain();
   }
 }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/attention_case.hpp"
@@ -396,6 +397,37 @@ TEST(AttentionInputErrors, TablesOfRelativePositionsAreNamed) {
   inputs.key = slice(inputs.key, 2, 0, 9);
   inputs.value = slice(inputs.value, 2, 0, 9);
   EXPECT_NO_THROW(run(inputs));
+}
+
+TEST(AttentionInputErrors, AddressesInsideAnElementAreRefused) {
+  const std::pair<const char*, TensorView AttentionInputs::*> members[] = {
+      {"query", &AttentionInputs::query},
+      {"key", &AttentionInputs::key},
+      {"value", &AttentionInputs::value},
+      {"out", &AttentionInputs::out},
+      {"lse", &AttentionInputs::lse},
+      {"key_lengths", &AttentionInputs::key_lengths},
+      {"offsets", &AttentionInputs::offsets},
+      {"bias", &AttentionInputs::bias},
+      {"alibi_slopes", &AttentionInputs::alibi_slopes},
+      {"sink", &AttentionInputs::sink},
+  };
+  for (const DType dtype : attention_dtypes()) {
+    set_case_dtype(dtype);
+    const AttentionCase test = good_case();
+    set_case_dtype(DType::f32);
+    const AttentionPlan plan(test.spec, any_runtime());
+    for (const auto& [name, member] : members) {
+      const std::int64_t bytes = size_in_bytes((test.inputs_with_lse().*member).dtype);
+      for (std::int64_t shift = 1; shift < bytes; ++shift) {
+        AttentionInputs inputs = test.inputs_with_lse();
+        (inputs.*member).data = static_cast<char*>((inputs.*member).data) + shift;
+        EXPECT_TRUE(refuses([&] { plan.run(inputs); }, ErrorCode::invalid_argument,
+                            {name, "not aligned", std::to_string(bytes) + "-byte alignment"}))
+            << name << " " << shift << " bytes off";
+      }
+    }
+  }
 }
 
 TEST(AttentionInputErrors, NumbersOfHeadsThatMeanNothingNameTheHead) {

@@ -182,11 +182,15 @@ TEST_P(MaskTest, EveryWayToHideEveryKeyGivesZerosAndLseMinusInfinity) {
     EXPECT_TRUE(all_zero(test.out)) << test.describe();
     for_each_offset(test.lse, [&](std::int64_t offset) { EXPECT_EQ(load(test.lse, offset), -infinity) << test.describe(); });
   };
+  std::size_t turn = 0;
   for (const std::int64_t query_length : {1, 3, 20})
-    for (const std::int64_t key_length : {4, 70}) {
+    for (const std::int64_t key_length : {4, 70, 4200}) {  // the last in several splits, each of which is empty
       Random random(23);
+      const std::vector<DType> dtypes = attention_dtypes();
       const auto with = [&](const Mask& mask) {
-        return make_case(attention_spec(1, 4, 2, query_length, key_length, 8, 8, mask), random);
+        AttentionSpec spec = attention_spec(1, 4, 2, query_length, key_length, 8, 8, mask);
+        spec.dtype = dtypes[turn++ % dtypes.size()];
+        return make_case(spec, random);
       };
       AttentionCase boolean = with(Mask::boolean());
       fill(boolean.boolean_mask, 0.0);
@@ -212,6 +216,43 @@ TEST_P(MaskTest, EveryWayToHideEveryKeyGivesZerosAndLseMinusInfinity) {
       fill(halves.boolean_mask, 0.0);
       fill(slice(halves.boolean_mask, 3, 0, 3), 1.0);
       expect_empty(halves);
+    }
+}
+
+// A batch that is padded on the left: under causal the first rows see padding alone. Whichever part of a mask says so, these
+// rows are empty and the others see what they see.
+TEST_P(MaskTest, LeftPaddingUnderCausalEmptiesTheFirstRowsAlone) {
+  for (const DType dtype : attention_dtypes())
+    for (const auto& [length, padding] : {std::pair<std::int64_t, std::int64_t>{6, 2}, {40, 17}, {150, 129}}) {
+      Random random(27);
+      const auto check = [&, length = length, padding = padding](const Mask& part, const auto& hide) {
+        AttentionSpec spec = attention_spec(2, 4, 2, length, length, 16, 16, Mask::causal(Causal::top_left) & part);
+        spec.dtype = dtype;
+        AttentionCase test = make_case(spec, random);
+        hide(test);
+        ASSERT_TRUE(run_and_compare(test, runtime(2)));
+        EXPECT_TRUE(all_zero(slice(test.out, 2, 0, padding))) << test.describe();
+        const TensorView lse = slice(test.lse, 2, 0, padding);
+        AttentionPlan(test.spec, runtime()).run(test.inputs_with_lse());
+        for_each_offset(lse, [&](std::int64_t offset) { ASSERT_EQ(load(lse, offset), -infinity) << test.describe(); });
+        const TensorView first_seen = slice(test.lse, 2, padding, padding + 1);
+        for_each_offset(first_seen, [&](std::int64_t offset) { ASSERT_TRUE(std::isfinite(load(first_seen, offset))); });
+      };
+      check(Mask::boolean(), [padding = padding](const AttentionCase& test) {
+        fill(test.boolean_mask, 1.0);
+        fill(slice(test.boolean_mask, 3, 0, padding), 0.0);
+      });
+      check(Mask::bias(), [padding = padding](const AttentionCase& test) {
+        fill(test.bias, 0.5);
+        fill(slice(test.bias, 3, 0, padding), -static_cast<double>(infinity));
+      });
+      check(Mask::segments(), [length = length, padding = padding](AttentionCase& test) {
+        test.query_segments = Tensor(DType::i32, {1, length});
+        test.key_segments = Tensor(DType::i64, {1, length});
+        fill(test.query_segments, 1.0);
+        fill(test.key_segments, 1.0);
+        fill(slice(test.key_segments, 1, 0, padding), 0.0);
+      });
     }
 }
 
@@ -293,19 +334,20 @@ TEST_P(MaskTest, ARandomFloatBiasIsAddedNeverReadAsABoolean) {
 }
 
 TEST_P(MaskTest, BroadcastsInAllSixteenPatternsWithJunkStridesOnSizeOne) {
-  const std::int64_t sizes[4] = {2, 3, 5, 19};
-  for (int pattern = 0; pattern < 16; ++pattern)
-    for (const bool junk : {false, true}) {
+  for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{2, 3, 5, 19}, {2, 3, 1, 2100}})
+    for (int turn = 0; turn < 32; ++turn) {
+      const int pattern = turn / 2;
+      const bool junk = turn % 2 != 0;
       std::vector<std::int64_t> shape(4), strides(4);
       std::int64_t stride = 1;
       for (int i = 3; i >= 0; --i) {
         const auto dimension = static_cast<std::size_t>(i);
-        shape[dimension] = (pattern >> i & 1) != 0 ? 1 : sizes[i];
+        shape[dimension] = (pattern >> i & 1) != 0 ? 1 : sizes[dimension];
         strides[dimension] = shape[dimension] == 1 && junk ? (i % 2 == 0 ? std::int64_t{1} << 60 : -77777) : stride;
         stride *= shape[dimension];
       }
       Random random(static_cast<std::uint64_t>(47 + pattern));
-      AttentionCase test = make_case(attention_spec(2, 3, 1, 5, 19, 8, 8, Mask::boolean() & Mask::bias()), random);
+      AttentionCase test = make_case(attention_spec(2, 3, 1, sizes[2], sizes[3], 8, 8, Mask::boolean() & Mask::bias()), random);
       test.boolean_mask = Tensor(DType::boolean, shape, strides);
       fill(test.boolean_mask, [&] { return random.chance(0.6) ? 1.0 : 0.0; });
       test.bias = Tensor(DType::f32, shape, strides);
@@ -314,12 +356,13 @@ TEST_P(MaskTest, BroadcastsInAllSixteenPatternsWithJunkStridesOnSizeOne) {
 
       // The same bits as with the mask written out.
       AttentionCase full = test;
-      full.boolean_mask = Tensor(DType::boolean, {2, 3, 5, 19});
-      full.bias = Tensor(DType::f32, {2, 3, 5, 19});
+      full.boolean_mask = Tensor(DType::boolean, sizes);
+      full.bias = Tensor(DType::f32, sizes);
       for (int i = 0; i < 4; ++i) {
-        if (shape[static_cast<std::size_t>(i)] != 1) continue;
-        test.boolean_mask = test.boolean_mask.viewed(expanded(test.boolean_mask, i, sizes[i]));
-        test.bias = test.bias.viewed(expanded(test.bias, i, sizes[i]));
+        const auto dimension = static_cast<std::size_t>(i);
+        if (shape[dimension] != 1) continue;
+        test.boolean_mask = test.boolean_mask.viewed(expanded(test.boolean_mask, i, sizes[dimension]));
+        test.bias = test.bias.viewed(expanded(test.bias, i, sizes[dimension]));
       }
       copy(test.boolean_mask, full.boolean_mask);
       copy(test.bias, full.bias);

@@ -476,7 +476,7 @@ TEST(ScoreModFunctions, AreChosenByTheInstructionSet) {
     test.spec.score_mod = mod;
     AttentionPlan(test.spec, runtime_on(isa)).run(test.inputs());
     const std::string wanted = isa == Isa::sse4 || isa == Isa::avx2 || isa == Isa::avx512 ? name(isa)
-                               : isa == Isa::amx                                          ? "avx512"
+                               : isa == Isa::amx || isa == Isa::avx512_bf16               ? "avx512"
                                                                                           : "baseline";
     EXPECT_EQ(called, wanted) << name(isa);
     test.spec.score_mod.functions.avx512 = nullptr;

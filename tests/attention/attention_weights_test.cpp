@@ -1,6 +1,7 @@
 // Attention weights of chosen heads and rows, and what keys receive.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -163,6 +164,68 @@ TEST_P(WeightsTest, WhatIsMaskedHasNoInfluenceAndWhatIsSeenHas) {
     } else {
       EXPECT_TRUE(std::isnan(load(after, 0))) << t;
     }
+  }
+}
+
+// Weights of rows that see nothing are 0, bit for bit, whichever part of the mask hides their keys; those of other rows are
+// what they are.
+TEST_P(WeightsTest, OfRowsThatSeeNothingAreZero) {
+  for (const auto& [query_length, key_length] : {std::pair{1, 40}, {6, 10}, {40, 700}}) {
+    const std::int64_t last = query_length - 1;
+    const auto check = [&, query_length = query_length, key_length = key_length](const Mask& mask, const auto& hide_last) {
+      Random random(31);
+      AttentionSpec spec = attention_spec(2, 4, 2, query_length, key_length, 16, 16, mask);
+      AttentionCase test = make_case(spec, random);
+      hide_last(test);
+      ASSERT_NO_FATAL_FAILURE(expect_right(test, {}, {}));
+      const Result result = weights_of(test, {}, {}, 2);
+      const Tensor zeros(DType::f32, {2, 4, 1, key_length});
+      fill(zeros, 0.0);
+      EXPECT_TRUE(same_bits(zeros, slice(result.weights, 2, last, last + 1))) << test.describe();
+      // A whole head without a key: its keys receive exactly nothing.
+      if (!mask.has_boolean) return;
+      fill(slice(test.boolean_mask, 1, 1, 2), 0.0);
+      const Tensor nothing(DType::f32, {2, 1, key_length});
+      fill(nothing, 0.0);
+      EXPECT_TRUE(same_bits(nothing, slice(weights_of(test, {}, {}).received, 1, 1, 2))) << test.describe();
+    };
+    check(Mask::boolean(), [&](const AttentionCase& test) {
+      fill(test.boolean_mask, 1.0);
+      fill(slice(test.boolean_mask, 2, last, last + 1), 0.0);
+    });
+    check(Mask::bias(), [&](const AttentionCase& test) {
+      fill(test.bias, 0.25);
+      fill(slice(test.bias, 2, last, last + 1), -HUGE_VAL);
+    });
+    check(Mask::key_lengths(), [](AttentionCase& test) { test.key_lengths = integers(DType::i32, {0, 0}); });
+    check(Mask::causal(Causal::offset) & Mask::offsets(),
+          [&](AttentionCase& test) { test.offsets = integers(DType::i64, {-last - 1, -last - 1}); });
+    check(Mask::causal(Causal::top_left) & Mask::boolean(), [&](const AttentionCase& test) {
+      fill(test.boolean_mask, 1.0);
+      fill(slice(slice(test.boolean_mask, 2, last, last + 1), 3, 0, std::min<std::int64_t>(last + 1, test.spec.key_length)),
+           0.0);
+    });
+  }
+}
+
+TEST_P(WeightsTest, MasksBroadcastWithJunkStridesOnSizeOne) {
+  const std::vector<std::int64_t> sizes = {2, 4, 5, 70};
+  for (int pattern = 0; pattern < 16; ++pattern) {
+    Random random(static_cast<std::uint64_t>(33 + pattern));
+    std::vector<std::int64_t> shape = sizes, strides(4);
+    std::int64_t stride = 1;
+    for (std::size_t i = 4; i-- > 0;) {
+      if ((pattern >> i & 1) != 0) shape[i] = 1;
+      strides[i] = shape[i] == 1 ? (std::int64_t{1} << 59) + 5 : stride;
+      stride *= shape[i];
+    }
+    AttentionCase test = make_case(attention_spec(2, 4, 2, 5, 70, 8, 8, Mask::boolean() & Mask::bias()), random);
+    test.boolean_mask = Tensor(DType::u8, shape, strides);
+    fill(test.boolean_mask, [&] { return random.chance(0.7) ? 1.0 : 0.0; });
+    test.bias = Tensor(DType::f32, shape, strides);
+    fill_normal(test.bias, random);
+    ASSERT_NO_FATAL_FAILURE(expect_right(test, {}, {})) << pattern;
+    ASSERT_NO_FATAL_FAILURE(expect_right(test, {3, 1}, {4, 0})) << pattern;
   }
 }
 
