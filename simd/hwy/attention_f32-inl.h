@@ -156,7 +156,7 @@ static inline size_t WidenedPitch(size_t columns) {
 // Steps that tiles take along `count` numbers of d, or keys.
 template <class T>
 constexpr size_t StepsOf(size_t count) {
-  return (count + kDepth<T> - 1) / kDepth<T>;
+  return (count + kNumbersAWord<T> - 1) / kNumbersAWord<T>;
 }
 
 // One tile of work: a row block and the keys [begin, end) of a key block, of which K and V are read in place, widened or
@@ -166,7 +166,7 @@ struct Tile {
   const float* key;
   const float* value;
   std::ptrdiff_t key_stride, value_stride;
-  size_t head_steps, value_dim;  // head_dim / kDepth<T>, rounded up
+  size_t head_steps, value_dim;  // head_dim / kNumbersAWord<T>, rounded up
   size_t begin, end;
   float factor;           // of pairs: what scores have to be multiplied by
   const TileMask* mask;   // nullptr: every row sees every key, with the score as it is
@@ -242,7 +242,7 @@ static Stairs<kVectors> FindStairs(const RowBlock& block, const Tile<T>& tile) {
   stairs.start[0] = tile.begin;
   for (int j = 1; j <= kVectors; ++j) stairs.start[j] = tile.end;
   if (!kClimbsStairs || !tile.mask || !tile.mask->structural || tile.selects || tile.apart) return stairs;
-  if (tile.end % kDepth<T> != 0) return stairs;  // steps that begin within a pair
+  if (tile.end % kNumbersAWord<T> != 0) return stairs;  // steps that begin within a pair
   const size_t lanes = hn::Lanes(FloatTag());
   for (int j = kVectors - 1; j >= 1; --j) {
     // The keys that vectors before j see end where those of their last row do.
@@ -278,7 +278,7 @@ template <int kVectors, int kFirst = 1, class T>
 HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile<T>& tile) {
   if constexpr (kFirst < kVectors) {
     constexpr size_t column = kFirst * kFloatLanes, width = kVectors * kFloatLanes;
-    const size_t step = stairs.start[kFirst] / kDepth<T>, steps = stairs.start[kFirst + 1] / kDepth<T> - step;
+    const size_t step = stairs.start[kFirst] / kNumbersAWord<T>, steps = stairs.start[kFirst + 1] / kNumbersAWord<T> - step;
     if (steps > 0) {
       AccumulateValues<kStairKeys, kVectors - kFirst, ValueMode::add, kVectors, typename ProductsOf<T>::type>(
           {Offset(tile.value, static_cast<std::ptrdiff_t>(step) * tile.value_stride), tile.value_stride,
@@ -300,7 +300,7 @@ HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>&, const RowBlock&, const T
 
 template <bool kMarkExcluded, class T>
 HWY_INLINE void ComputeTileWeights(const RowBlock& block, const Tile<T>& tile, float factor, float* sum, float* rounded) {
-  if constexpr (kDepth<T> == 1) {
+  if constexpr (kNumbersAWord<T> == 1) {
     (void)factor;
     (void)rounded;
     ComputeWeights<kMarkExcluded>(tile.scores, block.width, tile.begin, tile.end, block.shift, sum);
@@ -325,13 +325,13 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
   const size_t keys = stairs.start[1] - tile.begin;
   const float* key = Offset(tile.key, static_cast<std::ptrdiff_t>(tile.begin) * tile.key_stride);
   // The value step counts pairs where the kernel takes them.
-  const size_t first_step = tile.begin / kDepth<T>, steps = StepsOf<T>(keys);
+  const size_t first_step = tile.begin / kNumbersAWord<T>, steps = StepsOf<T>(keys);
   const float* value = Offset(tile.value, static_cast<std::ptrdiff_t>(first_step) * tile.value_stride);
   const float* weights = tile.scores + first_step * width;
 
   // With a mask the tiles' maximum counts for nothing: `sum` takes it, ApplyMask finds the right one.
   for (size_t j = 0; j < width; j += lanes) {
-    const Floats least = kDepth<T> == 1 ? hn::Load(df, block.shift + j) : hn::Set(df, kLowestFloat);
+    const Floats least = kNumbersAWord<T> == 1 ? hn::Load(df, block.shift + j) : hn::Set(df, kLowestFloat);
     hn::Store(least, df, max + j);
     hn::Store(least, df, sum + j);
   }
@@ -345,7 +345,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
   if constexpr (kClimbsStairs) ScoresOfStairs<kVectors>(stairs, block, tile, sum);
   float factor = tile.factor;
   if (tile.mask) {
-    if constexpr (kDepth<T> > 1) {
+    if constexpr (kNumbersAWord<T> > 1) {
       if (tile.mask->WantsLog2Units()) {
         MultiplyScores(scores, (tile.end - tile.begin) * width, factor);
         factor = 1.0f;
@@ -358,7 +358,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
   for (size_t j = 0; j < width; j += lanes) {
     const Floats old_shift = hn::Load(df, block.shift + j);
     Floats shift = hn::Load(df, max + j);
-    if constexpr (kDepth<T> > 1) shift = hn::Max(hn::Mul(hn::Set(df, factor), shift), old_shift);
+    if constexpr (kNumbersAWord<T> > 1) shift = hn::Max(hn::Mul(hn::Set(df, factor), shift), old_shift);
     shift = hn::Ceil(shift);
     same = same && hn::AllTrue(df, hn::Eq(shift, old_shift));
     hn::Store(Exp2OfDifference(df, old_shift, shift), df, alpha + j);
@@ -373,7 +373,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
     Floats l = hn::Load(df, sum + j);
     if (block.started) l = hn::MulAdd(hn::Load(df, alpha + j), hn::Load(df, block.denominator + j), l);
     hn::Store(l, df, block.denominator + j);
-    if constexpr (kDepth<T> > 1) {
+    if constexpr (kNumbersAWord<T> > 1) {
       Floats r = hn::Load(df, rounded + j);
       if (block.started) r = hn::MulAdd(hn::Load(df, alpha + j), hn::Load(df, block.rounded + j), r);
       hn::Store(r, df, block.rounded + j);
@@ -386,7 +386,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
     if (apart) return ValuesOfRuns<kRows, kVectors>(block, tile, mode, alpha);
   }
   if (HWY_UNLIKELY(tile.selects)) {
-    if constexpr (kDepth<T> == 1) {
+    if constexpr (kNumbersAWord<T> == 1) {
       return AccumulateSelectedValues(value, tile.value_stride, weights, steps, width, tile.value_dim, mode, alpha, block.sums);
     } else {
       return AccumulateSelectedPairs<Products>(value, tile.value_stride, weights, steps, width, tile.value_dim, mode, alpha,
@@ -438,7 +438,7 @@ struct Workspace {
       block.sums = carver.Take<float>(static_cast<size_t>(value_dim) * width);
       block.shift = carver.Take<float>(width);
       block.denominator = carver.Take<float>(width);
-      if constexpr (kDepth<T> > 1) block.rounded = carver.Take<float>(width);
+      if constexpr (kNumbersAWord<T> > 1) block.rounded = carver.Take<float>(width);
       block.query_offset = carver.Take<std::int32_t>(width);
     }
     scores = carver.Take<float>(kKeyBlock * width);
@@ -473,7 +473,7 @@ static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, flo
   using Stored = typename StoredAs<T>::type;
   const RowMap<const Stored> query = {static_cast<const Stored*>(args.query), args.query_stride, args.query_head_stride,
                                       args.group};
-  if constexpr (kDepth<T> == 1) {
+  if constexpr (kNumbersAWord<T> == 1) {
     RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query,
                       fetches_rows);
   } else {
@@ -497,7 +497,7 @@ class AttentionRun {
 
   void Rows() {
     const float scale = ScaleOfScores(args_);
-    factor_ = kDepth<T> == 1 ? 1.0f : PartsOfScale(scale).factor;
+    factor_ = kNumbersAWord<T> == 1 ? 1.0f : PartsOfScale(scale).factor;
     const std::int64_t bytes =
         (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * static_cast<std::int64_t>(sizeof(Stored));
     fetches_rows_ = args_.row_end - args_.row_begin > static_cast<std::int64_t>(Shape::kVectors * hn::Lanes(FloatTag()));
@@ -619,7 +619,7 @@ class AttentionRun {
 
   // Of the key block that begins at `key`, the keys that some row of this pass can see.
   void BringBlock(std::int64_t key) {
-    if constexpr (kDepth<T> == 1) {
+    if constexpr (kNumbersAWord<T> == 1) {
       WidenBlock(key);
     } else {
       PackBlock(key);

@@ -22,9 +22,9 @@ namespace {
 
 enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O + PV
 
-// What a lane of a tile's step does: sum + a * b. kDepth: how many numbers of d, or keys, a step takes.
+// What a lane of a tile's step does: sum + a * b. kNumbersAWord: how many numbers of d, or keys, a step takes.
 struct SingleProducts {
-  static constexpr size_t kDepth = 1;
+  static constexpr size_t kNumbersAWord = 1;
   static HWY_INLINE Floats Add(Floats a, Floats b, Floats sum) { return MulAddInPlace(a, b, sum); }
 };
 
@@ -38,7 +38,7 @@ struct StoredAs {
   using type = T;
 };
 template <class T>
-constexpr size_t kDepth = ProductsOf<T>::type::kDepth;
+constexpr size_t kNumbersAWord = ProductsOf<T>::type::kNumbersAWord;
 
 // Whether kernels with transposed scores read K and V of T where they lie, rather than widened or packed a key block at a time.
 template <class T>
@@ -362,7 +362,7 @@ HWY_INLINE void ComputeScores(ScoreRows<kVectors, typename ProductsOf<T>::type> 
   if (prefetch) tile.walk = &prefetch->values;
   while (keys > 0) {
     const size_t rows = NextRows<kRows>(keys);
-    if (prefetch) prefetch->FetchRows(tile.head_dim * kDepth<T>, value_dim, rows);
+    if (prefetch) prefetch->FetchRows(tile.head_dim * kNumbersAWord<T>, value_dim, rows);
     WithRows<kRows>(rows, tile);
     tile.key = Offset(tile.key, static_cast<std::ptrdiff_t>(rows) * tile.key_stride);
     tile.scores += rows * width;

@@ -13,7 +13,7 @@ namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
 struct Avx512PairProducts {
-  static constexpr size_t kDepth = 2;
+  static constexpr size_t kNumbersAWord = 2;
 
   static HWY_INLINE Floats Add(Floats a, Floats b, Floats sum) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
