@@ -12,6 +12,7 @@
 #include "errors.hpp"
 #include "modules.hpp"
 #include "polyhead/attention.hpp"
+#include "score_mod.hpp"
 
 namespace polyhead::python {
 
@@ -39,7 +40,7 @@ TensorView view_of(const std::optional<BorrowedArray>& array) {
 nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle attn_mask, bool is_causal,
                       std::optional<double> scale, nb::handle heads, nb::handle rows, bool received, nb::handle key_lengths,
                       double softcap, nb::handle alibi_slopes, nb::handle sink, nb::handle relative_bias,
-                      nb::handle cu_seqlens_q, nb::handle cu_seqlens_k) {
+                      nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle score_mod) {
   const BorrowedArray query = borrow_operand(query_array, "query"), key = borrow_operand(key_array, "key");
   const std::optional<BorrowedArray> mask = borrow_mask(attn_mask), lengths = borrow_integers(key_lengths, "key_lengths"),
                                      chosen_heads = borrow_integers(heads, "heads"),
@@ -81,10 +82,15 @@ nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle a
   nb::object result = received ? new_f32_array(query, 3, received_shape) : new_f32_array(query, 4, shape);
   const BorrowedArray out(result, "out", Access::write);
   (received ? request.received : request.weights) = out.view();
+  BorrowedScoreMod mod(score_mod);
+  options.score_mod = mod.view();
   const Runtime runtime = default_runtime();
-  {
+  try {
     const nb::gil_scoped_release release;
     attention_weights(runtime, inputs, options, request);
+  } catch (const Error&) {
+    mod.raise();
+    throw;
   }
   return result;
 }
@@ -105,12 +111,13 @@ void register_attention_weights(nb::module_& module) {
   module.def("attention_weights", &weights_of,
              nb::sig("def attention_weights(query, key, attn_mask=None, is_causal=False, scale=None, *, heads=None, rows=None, "
                      "received=False, key_lengths=None, softcap=0.0, alibi_slopes=None, sink=None, relative_bias=None, "
-                     "cu_seqlens_q=None, cu_seqlens_k=None)"),
+                     "cu_seqlens_q=None, cu_seqlens_k=None, score_mod=None)"),
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("attn_mask") = nb::none(), nb::arg("is_causal") = false,
              nb::arg("scale") = nb::none(), nb::kw_only(), nb::arg("heads") = nb::none(), nb::arg("rows") = nb::none(),
              nb::arg("received") = false, nb::arg("key_lengths") = nb::none(), nb::arg("softcap") = 0.0,
              nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(), nb::arg("relative_bias") = nb::none(),
-             nb::arg("cu_seqlens_q") = nb::none(), nb::arg("cu_seqlens_k") = nb::none(), documentation);
+             nb::arg("cu_seqlens_q") = nb::none(), nb::arg("cu_seqlens_k") = nb::none(), nb::arg("score_mod") = nb::none(),
+             documentation);
 }
 
 }  // namespace polyhead::python

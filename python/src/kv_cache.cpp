@@ -21,6 +21,7 @@
 #include "modules.hpp"
 #include "polyhead/attention.hpp"
 #include "polyhead/kv_cache.hpp"
+#include "score_mod.hpp"
 
 namespace polyhead::python {
 
@@ -126,7 +127,7 @@ nb::object output(nb::handle given, const BorrowedArray& query, std::int64_t las
 
 nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb::handle attn_mask, bool is_causal,
                   std::optional<std::int64_t> window, std::optional<double> scale, double softcap, nb::handle alibi_slopes,
-                  nb::handle sink, nb::handle precision, nb::handle out, nb::handle relative_bias) {
+                  nb::handle sink, nb::handle precision, nb::handle out, nb::handle relative_bias, nb::handle score_mod) {
   const BorrowedArray queries = borrow_rows(query, "query");
   const std::optional<BorrowedArray> which = borrow_integers(sequences, "sequences"), mask = borrow_mask(attn_mask);
   std::optional<BorrowedArray> slopes, sinks;
@@ -156,11 +157,18 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
   inputs.sink = view_of(sinks);
   inputs.relative_bias_table = view_of(table);
   if (mask) place_of_mask(*mask, options.mask, inputs) = mask->view();
+  BorrowedScoreMod mod(score_mod);
+  options.score_mod = mod.view();
   const Runtime runtime = default_runtime();
-  cache.read([&](const KvCache& held) {
-    inputs.cache = &held;
-    attention(runtime, inputs, options);
-  });
+  try {
+    cache.read([&](const KvCache& held) {
+      inputs.cache = &held;
+      attention(runtime, inputs, options);
+    });
+  } catch (const Error&) {
+    mod.raise();
+    throw;
+  }
   return result;
 }
 
@@ -239,7 +247,7 @@ void register_kv_cache(nb::module_& module) {
            nb::arg("attn_mask") = nb::none(), nb::arg("is_causal") = true, nb::arg("window") = nb::none(),
            nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sink") = nb::none(), nb::arg("precision") = "strict", nb::arg("out") = nb::none(),
-           nb::arg("relative_bias") = nb::none(),
+           nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(),
            "query: float32 [batch, heads, T, head_dim], for the last T tokens when is_causal is set (its diagonal ends at the\n"
            "sequence's last token). window: how many keys a query may see, its own included. attn_mask broadcasts to [batch,\n"
            "heads, T, S], S being the longest sequence. Returns float32 [batch, heads, T, value_dim].")

@@ -18,17 +18,6 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-// A number of its own for every place, exact in f32, so that a wrong index shows.
-double pattern(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) {
-  return 0.25 * static_cast<double>((7 * b + 5 * h + 3 * t + 11 * s) % 13 - 6);
-}
-bool is_hidden(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) {
-  return (b + h + t + 2 * s) % 7 == 0;
-}
-double changed(double score, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) {
-  return is_hidden(b, h, t, s) ? -infinity : 0.75 * score + pattern(b, h, t, s);
-}
-
 template <class Function>
 void for_each_score(const ScoreTile& tile, const Function& function) {
   for (std::int64_t line = 0; line < tile.lines; ++line)
@@ -69,7 +58,7 @@ ScoreMod plain_mod(Seen* seen) {
   mod.name = "pattern";
   mod.functions.baseline = [](const ScoreTile& tile, void* context) {
     if (context) static_cast<Seen*>(context)->look(tile);
-    for_each_score(tile, changed);
+    for_each_score(tile, score_at_place);
   };
   mod.context = seen;
   return mod;
@@ -85,7 +74,7 @@ class ScoreModTest : public EveryIsaAndDType {
     seen.queries = test.spec.query_length;
     seen.keys = test.spec.key_length;
     test.spec.score_mod = plain_mod(&seen);
-    test.score_function = changed;
+    test.score_function = score_at_place;
     for (const int threads : {1, 2}) ASSERT_TRUE(run_and_compare(test, runtime(threads), what));
     EXPECT_EQ(seen.outside, 0) << test.describe();
     EXPECT_EQ(seen.misplaced, 0) << test.describe();
@@ -307,7 +296,7 @@ TEST_P(ScoreModTest, HasTheSameBitsForAnyThreadsAndBatch) {
     AttentionCase test = make_case(attention_spec(3, 4, 2, query_length, 300, 32, 32), random);
     test.spec.score_mod.functions.baseline = [](const ScoreTile& tile, void*) {
       for_each_score(tile, [](double score, std::int64_t, std::int64_t h, std::int64_t t, std::int64_t s) {
-        return changed(score, 0, h, t, s);
+        return score_at_place(score, 0, h, t, s);
       });
     };
     const Tensor one = run_fresh(test, runtime(1)), two = run_fresh(test, runtime(2));
@@ -406,7 +395,8 @@ TEST_P(ScoreModTest, ServesCachesToo) {
     inputs.query = test.query;
     inputs.out = test.out;
     attention(runtime(2), inputs, options);
-    EXPECT_TRUE(attention_matches(oracle::attention(test.inputs(), test.options(), false, changed), test.out, test.describe()));
+    EXPECT_TRUE(
+        attention_matches(oracle::attention(test.inputs(), test.options(), false, score_at_place), test.out, test.describe()));
     EXPECT_GT(seen.tiles, 0);
     EXPECT_EQ(seen.outside, 0);
   }
@@ -423,7 +413,7 @@ TEST_P(ScoreModTest, ShowsInAttentionWeights) {
   AttentionWeightsRequest request;
   request.weights = weights;
   attention_weights(runtime(), test.inputs(), test.options(), request);
-  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true, changed);
+  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true, score_at_place);
   EXPECT_TRUE(array_matches(expected.weights, weights, 4e-6, 4e-6, test.describe()));
   EXPECT_EQ(seen.outside, 0);
 }

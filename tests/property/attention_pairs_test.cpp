@@ -47,6 +47,7 @@ const std::vector<Feature>& features() {
       {"softcap", [](AttentionSpec& s) { s.softcap = 2.0; }},
       {"ALiBi", [](AttentionSpec& s) { s.has_alibi = true; }},
       {"sink", [](AttentionSpec& s) { s.has_sink = true; }},
+      {"score_mod", [](AttentionSpec& s) { s.score_mod = places_score_mod(); }},
       {"scale", [](AttentionSpec& s) { s.scale = -0.3; }},
       {"length invariant", [](AttentionSpec& s) { s.length_invariant = true; }},
       {"fast", [](AttentionSpec& s) { s.precision = Precision::fast; }},
@@ -79,6 +80,7 @@ const char* refusal(const Feature& a, const Feature& b) {
     return "AttentionSpec.mask.has_bias is true, expected false beside a relative bias";
   if (pair({"Swin"}, {"causal top-left", "causal bottom-right", "causal offset", "offsets", "window", "prefix", "ALiBi"}))
     return "AttentionSpec.relative_bias is Swin's together with a causal alignment, a window, offsets or ALiBi";
+  if (pair({"Swin"}, {"score_mod"})) return "AttentionSpec.score_mod is given together with Swin's relative bias";
   return nullptr;
 }
 
@@ -116,7 +118,7 @@ void poison(const AttentionCase& test, Random& random) {
 
 // The weights of all rows on every instruction set.
 ::testing::AssertionResult weights_match(const AttentionCase& test, const std::string& where) {
-  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true);
+  const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true, test.score_function);
   const Tensor weights(
       DType::f32, {expected.weights.shape[0], expected.weights.shape[1], expected.weights.shape[2], expected.weights.shape[3]});
   AttentionWeightsRequest request;
@@ -148,7 +150,8 @@ std::string names_of(const std::vector<const Feature*>& chosen) {
   Random random(seed);
   AttentionSpec spec = spec_of(chosen, random);
   spec.dtype = dtype;
-  const AttentionCase test = make_case(spec, random);
+  AttentionCase test = make_case(spec, random);
+  if (!spec.score_mod.empty()) test.score_function = score_at_place;
   if (spec.has_alibi && random.chance(0.5)) {
     AttentionCase items = test;
     items.alibi_slopes = Tensor(DType::f32, {spec.batch, spec.heads});
@@ -160,6 +163,7 @@ std::string names_of(const std::vector<const Feature*>& chosen) {
   const std::string where = names_of(chosen) + ", seed " + std::to_string(seed);
   if (auto result = run_everywhere(test, where); !result) return result;
   if (dtype != DType::f32 || spec.precision != Precision::strict) return ::testing::AssertionSuccess();
+  if (spec.mask.is_packed && !spec.score_mod.empty()) return ::testing::AssertionSuccess();  // weights are refused
   return weights_match(test, where);
 }
 

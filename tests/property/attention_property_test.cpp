@@ -138,7 +138,9 @@ AttentionCase random_case(std::uint64_t seed) {
   if (random.chance(0.2)) spec.precision = Precision::fast;
   if (random.chance(0.2)) spec.relative_bias = random_relative_bias(spec, random);
   if (random.chance(0.4)) spec.dtype = random.choice(attention_dtypes());
+  if (random.chance(0.15) && spec.relative_bias.kind != RelativeBias::Kind::swin) spec.score_mod = places_score_mod();
   AttentionCase test = make_case(spec, random);
+  if (!spec.score_mod.empty()) test.score_function = score_at_place;
   if (spec.has_alibi && random.chance(0.4))
     test.alibi_slopes = Tensor(DType::f32, {random.chance(0.2) ? 1 : spec.batch, spec.heads});
   if (spec.has_alibi && (test.alibi_slopes.view().rank == 2 || random.chance(0.5)))

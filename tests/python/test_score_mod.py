@@ -67,6 +67,28 @@ def test_batch_items_are_counted_through_all_leading_dimensions(generator):
     assert seen == set(range(6))
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+def test_over_a_cache(generator, rows):
+    query, key, value = make(generator, rows=rows)
+    cache = polyhead.KvCache("paged", sequences=2, kv_heads=2, head_dim=16, page_tokens=16)
+    cache.append(key, value)
+    actual = cache.attention(query, is_causal=False, score_mod=polyhead.ScoreMod(places))
+    expected = reference.attention(query, key, value, score_function=places)
+    reference.assert_close(actual, expected, 4 * reference.tolerance(query, key, value))
+    with pytest.raises(ZeroDivisionError):
+        cache.attention(query, score_mod=polyhead.ScoreMod(lambda *_: 1 // 0))
+
+
+def test_weights(generator):
+    query, key, value = make(generator)
+    weights = polyhead.attention_weights(query, key, score_mod=polyhead.ScoreMod(places))
+    actual = weights @ np.repeat(value, 2, axis=1)
+    expected = reference.attention(query, key, value, score_function=places)
+    reference.assert_close(actual, expected, 8 * reference.tolerance(query, key, value))
+    with pytest.raises(ZeroDivisionError):
+        polyhead.attention_weights(query, key, score_mod=polyhead.ScoreMod(lambda *_: 1 // 0))
+
+
 def test_classifier(generator):
     operands = make(generator, rows=300, columns=300)
     asked, changed = [], []

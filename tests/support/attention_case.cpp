@@ -267,6 +267,25 @@ Tensor run_fresh(const AttentionCase& test, const Runtime& runtime) {
   return out;
 }
 
+double score_at_place(double score, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) {
+  if ((b + h + t + 2 * s) % 7 == 0) return -infinity;
+  return 0.75 * score + 0.25 * static_cast<double>((7 * b + 5 * h + 3 * t + 11 * s) % 13 - 6);
+}
+
+ScoreMod places_score_mod() {
+  ScoreMod mod;
+  mod.name = "places";
+  mod.functions.baseline = [](const ScoreTile& tile, void*) {
+    for (std::int64_t line = 0; line < tile.lines; ++line)
+      for (std::int64_t lane = 0; lane < tile.lanes; ++lane) {
+        float& score = tile.scores[line * tile.line_stride + lane];
+        score = static_cast<float>(score_at_place(static_cast<double>(score), tile.batch, tile.head.at(line, lane),
+                                                  tile.query.at(line, lane), tile.key.at(line, lane)));
+      }
+  };
+  return mod;
+}
+
 std::string describe(const Mask& mask) {
   std::ostringstream text;
   const char* const causal[] = {"", "causal top-left ", "causal bottom-right ", "causal offset "};

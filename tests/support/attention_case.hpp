@@ -47,6 +47,11 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random);
 // A fresh plan, one run; the result in a tensor of its own.
 Tensor run_fresh(const AttentionCase& test, const Runtime& runtime);
 
+// A score modification, and what it does: three quarters of the score and a number of its own for every place, exact in f32, so
+// that a wrong index shows; -inf for one place in seven.
+ScoreMod places_score_mod();
+double score_at_place(double score, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s);
+
 // For messages.
 std::string describe(const Mask& mask);
 
