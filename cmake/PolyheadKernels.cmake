@@ -14,7 +14,7 @@ set(folder_amx x86)
 set(POLYHEAD_KERNEL_TARGETS)
 function(polyhead_kernels isa folder target)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/simd/${folder}/*.cc)
-  foreach(dtype bf16 f16)   # a source's name ends in the data type that it is for
+  foreach(dtype bf16 f16 i8 i4)   # a source's name ends in the data type that it is for
     if(NOT dtype IN_LIST POLYHEAD_DTYPES)
       list(FILTER sources EXCLUDE REGEX "_${dtype}\\.cc$")
     endif()
@@ -39,7 +39,7 @@ function(polyhead_kernels isa folder target)
   set(POLYHEAD_KERNEL_TARGETS ${POLYHEAD_KERNEL_TARGETS} polyhead_simd_${isa} PARENT_SCOPE)
 endfunction()
 
-foreach(dtype bf16 f16)
+foreach(dtype bf16 f16 i8 i4)
   if(dtype IN_LIST POLYHEAD_DTYPES)
     string(TOUPPER ${dtype} upper)
     target_compile_definitions(polyhead_build INTERFACE POLYHEAD_HAVE_${upper}=1)

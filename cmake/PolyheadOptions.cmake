@@ -16,7 +16,7 @@ option(POLYHEAD_INSTALL "Add install rules for libraries, headers, the CMake pac
 option(POLYHEAD_WARNINGS_AS_ERRORS "Treat warnings in our own code as errors" ${POLYHEAD_TOP_LEVEL})
 set(POLYHEAD_ISAS "all" CACHE STRING
     "Instruction sets to build kernels for: all, or a list of sse4 avx2 avx512 amx neon sve (reference is always there)")
-set(POLYHEAD_DTYPES "all" CACHE STRING "Data types to build kernels for: all, or a list of f32 (always there) bf16 f16")
+set(POLYHEAD_DTYPES "all" CACHE STRING "Data types to build kernels for: all, or a list of f32 (always there) bf16 f16 i8 i4")
 set(POLYHEAD_SANITIZE "" CACHE STRING "Sanitizers, as in address,undefined or thread")
 
 # polyhead_choices(VARIABLE ALLOWED...): turns the cache string VARIABLE ("all", or names set apart by ; , or blanks) into a
@@ -44,7 +44,7 @@ else()
   set(isas)
 endif()
 polyhead_choices(POLYHEAD_ISAS reference ${isas})
-polyhead_choices(POLYHEAD_DTYPES f32 bf16 f16)
+polyhead_choices(POLYHEAD_DTYPES f32 bf16 f16 i8 i4)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)

@@ -81,15 +81,13 @@ HWY_NOINLINE void PackPanel(const PackF32Args& args, std::int64_t n_first, std::
 }
 
 std::size_t PackedBytes(std::int64_t n, std::int64_t k) {
-  const std::int64_t whole = n / kPanelWidth * kPanelWidth;
-  const std::int64_t columns = whole + (n > whole ? PaddedColumns(n - whole) : 0);
-  return static_cast<std::size_t>(columns) * static_cast<std::size_t>(k) * sizeof(float);
+  return static_cast<std::size_t>(PackedColumns(n)) * static_cast<std::size_t>(k) * sizeof(float);
 }
 
 void Pack(const PackF32Args& args) {
   for (std::int64_t n = 0; n < args.n; n += kPanelWidth) {
     const std::int64_t columns = args.n - n < kPanelWidth ? args.n - n : kPanelWidth;
-    PackPanel(args, n, columns, PaddedColumns(columns), args.packed + n * args.k);
+    PackPanel(args, n, columns, PaddedColumns(columns), static_cast<float*>(args.packed) + n * args.k);
   }
 }
 

@@ -233,6 +233,12 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
 
 #endif
 
+// Of all panels, with the last one's padding.
+HWY_INLINE std::int64_t PackedColumns(std::int64_t n) {
+  const std::int64_t whole = n / kPanelWidth * kPanelWidth;
+  return whole + (n > whole ? PaddedColumns(n - whole) : 0);
+}
+
 }  // namespace
 }  // namespace polyhead::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -84,8 +84,10 @@ void print_for_people(const Runtime& runtime) {
     }
     others.push_back(attention.merge->name);
   }
-  fmt::print("  {:<24} panels of {} columns, tiles of {} rows\n", table.gemm_f32->name, table.gemm_f32->panel_width,
-             table.gemm_f32->row_tile);
+  for (const WeightType weights : dispatch::weight_types()) {
+    const simd::GemmKernel& gemm = dispatch::gemm_kernel(table, weights);
+    fmt::print("  {:<24} panels of {} columns, tiles of {} rows\n", gemm.name, gemm.panel_width, gemm.row_tile);
+  }
   others.insert(others.end(), {table.layer_norm_f32->name, table.softmax_f32->name, table.activation_f32->name});
   for (const char* other : others) fmt::print("  {}\n", other);
 }

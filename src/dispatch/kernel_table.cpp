@@ -122,6 +122,54 @@ AttentionKernels attention_kernels(const KernelTable& table, DType dtype) {
               "attention on " + std::string(name(dtype)) + ": this build contains kernels for " + built + " only");
 }
 
+const std::vector<WeightType>& weight_types() {
+  static const std::vector<WeightType> types = {
+      WeightType::f32,
+#if defined(POLYHEAD_HAVE_BF16)
+      WeightType::bf16,
+#endif
+#if defined(POLYHEAD_HAVE_F16)
+      WeightType::f16,
+#endif
+#if defined(POLYHEAD_HAVE_I8)
+      WeightType::int8,
+#endif
+#if defined(POLYHEAD_HAVE_I4)
+      WeightType::int4,
+#endif
+  };
+  return types;
+}
+
+const simd::GemmKernel& gemm_kernel(const KernelTable& table, WeightType weights) {
+  switch (weights) {
+    case WeightType::f32:
+      return *table.gemm_f32;
+#if defined(POLYHEAD_HAVE_BF16)
+    case WeightType::bf16:
+      return *table.gemm_f32_bf16;
+#endif
+#if defined(POLYHEAD_HAVE_F16)
+    case WeightType::f16:
+      return *table.gemm_f32_f16;
+#endif
+#if defined(POLYHEAD_HAVE_I8)
+    case WeightType::int8:
+      return *table.gemm_f32_i8;
+#endif
+#if defined(POLYHEAD_HAVE_I4)
+    case WeightType::int4:
+      return *table.gemm_f32_i4;
+#endif
+    default:
+      break;
+  }
+  std::string built;
+  for (const WeightType served : weight_types()) built += (built.empty() ? "" : ", ") + std::string(name(served));
+  throw Error(ErrorCode::unsupported,
+              "weights of " + std::string(name(weights)) + ": this build contains kernels for " + built + " only");
+}
+
 std::vector<KernelRow> kernel_rows() {
   return {
 #define POLYHEAD_KERNEL(kind, target, source) KernelRow{#kind, Isa::target, simd::source::kind.name},

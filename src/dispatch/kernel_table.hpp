@@ -5,6 +5,7 @@
 
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
+#include "polyhead/weight_type.hpp"
 #include "simd/contract/attention.hpp"
 #include "simd/contract/gemm.hpp"
 #include "simd/contract/rowwise.hpp"
@@ -26,11 +27,19 @@ struct KernelTable {
   const simd::AttentionKernel* attention_bf16;
   const simd::AttentionKernel* decode_bf16;
   const simd::MergeKernel* merge_bf16;
+  const simd::GemmKernel* gemm_f32_bf16;  // rows of f32, weights of bf16
 #endif
 #if defined(POLYHEAD_HAVE_F16)
   const simd::AttentionKernel* attention_f16;
   const simd::AttentionKernel* decode_f16;
   const simd::MergeKernel* merge_f16;
+  const simd::GemmKernel* gemm_f32_f16;
+#endif
+#if defined(POLYHEAD_HAVE_I8)
+  const simd::GemmKernel* gemm_f32_i8;
+#endif
+#if defined(POLYHEAD_HAVE_I4)
+  const simd::GemmKernel* gemm_f32_i4;
 #endif
 };
 
@@ -47,6 +56,12 @@ const std::vector<DType>& attention_dtypes();
 
 // Errors: unsupported for a dtype that is not among attention_dtypes().
 AttentionKernels attention_kernels(const KernelTable& table, DType dtype);
+
+// The kinds of weights that this build has GEMM kernels for, f32 first.
+const std::vector<WeightType>& weight_types();
+
+// Errors: unsupported for a kind that is not among weight_types().
+const simd::GemmKernel& gemm_kernel(const KernelTable& table, WeightType weights);
 
 // The table of one instruction set that this build contains (see available_isas for what the machine can run). Errors:
 // unsupported for another one.

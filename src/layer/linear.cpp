@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "io/array.hpp"
 #include "layer/geometry.hpp"
 
 namespace polyhead::layer {
@@ -11,7 +12,14 @@ namespace {
 constexpr std::int64_t least_share = 700'000;
 
 float element(const TensorView& view, std::int64_t offset) {
-  return static_cast<const float*>(view.data)[offset];
+  switch (view.dtype) {
+    case DType::bf16:
+      return io::bf16_to_f32(static_cast<const std::uint16_t*>(view.data)[offset]);
+    case DType::f16:
+      return io::f16_to_f32(static_cast<const std::uint16_t*>(view.data)[offset]);
+    default:
+      return static_cast<const float*>(view.data)[offset];
+  }
 }
 
 std::int64_t stride(const TensorView& view, std::size_t dimension) {
@@ -39,7 +47,7 @@ platform::AlignedBuffer pack_together(const simd::GemmKernel& kernel, const std:
   for (const LinearParts& product : products) offsets.push_back(layout.add(Linear::packed_bytes(kernel, product.parts)));
   platform::AlignedBuffer memory(layout.bytes());
   for (std::size_t i = 0; i < products.size(); ++i) {
-    *products[i].linear = Linear(kernel, products[i].parts, reinterpret_cast<float*>(memory.as<char>() + offsets[i]));
+    *products[i].linear = Linear(kernel, products[i].parts, memory.as<char>() + offsets[i]);
   }
   return memory;
 }
@@ -50,7 +58,7 @@ std::size_t Linear::packed_bytes(const simd::GemmKernel& kernel, const std::vect
   return kernel.packed_bytes(n, parts[0].weight.shape[1]);
 }
 
-Linear::Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, float* packed)
+Linear::Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, void* packed)
     : kernel_(&kernel), k_(parts[0].weight.shape[1]), packed_(packed) {
   for (const Part& part : parts) n_ += part.weight.shape[0];
   simd::PackF32Args pack;
@@ -58,7 +66,7 @@ Linear::Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, f
   pack.k = k_;
   pack.packed = packed;
   platform::AlignedBuffer stacked;
-  if (parts.size() == 1) {
+  if (parts.size() == 1 && parts[0].weight.dtype == DType::f32) {
     const TensorView& weight = parts[0].weight;
     pack.weight = static_cast<const float*>(weight.data);
     pack.n_stride = stride(weight, 0) * static_cast<std::ptrdiff_t>(sizeof(float));

@@ -15,7 +15,7 @@ namespace polyhead::layer {
 class Linear {
  public:
   struct Part {
-    TensorView weight;  // f32 [out features, in features], any strides
+    TensorView weight;  // f32, bf16 or f16 [out features, in features], any strides
     TensorView bias;    // f32 [out features] or empty
   };
   // One product's operands: rows are bytes apart, columns contiguous.
@@ -32,7 +32,7 @@ class Linear {
   Linear() = default;
   // Several parts are stacked: their output features follow each other. packed: packed_bytes(kernel, parts) bytes, 64-byte
   // aligned, that outlive the object.
-  Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, float* packed);
+  Linear(const simd::GemmKernel& kernel, const std::vector<Part>& parts, void* packed);
 
   static std::size_t packed_bytes(const simd::GemmKernel& kernel, const std::vector<Part>& parts);
 
@@ -47,7 +47,7 @@ class Linear {
 
   const simd::GemmKernel* kernel_ = nullptr;
   std::int64_t n_ = 0, k_ = 0;
-  const float* packed_ = nullptr;
+  const void* packed_ = nullptr;
   platform::AlignedBuffer bias_;
   bool has_bias_ = false;
 };

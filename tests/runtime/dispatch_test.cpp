@@ -294,8 +294,8 @@ TEST(KernelTable, EveryRowIsReachable) {
     EXPECT_EQ(std::string(row.name), std::string(row.kind) + "_" + dispatch::isa_name(row.target));
   }
   targets.erase("fast_attention_f32");  // attention_f32 takes its place
-  // Attention's three for each data type, and those of the layers.
-  EXPECT_EQ(targets.size(), 3 * dispatch::attention_dtypes().size() + 4);
+  // Attention's three for each data type, a GEMM for each kind of weights, and the row-wise ones.
+  EXPECT_EQ(targets.size(), 3 * dispatch::attention_dtypes().size() + dispatch::weight_types().size() + 3);
   for (const auto& [kind, isas] : targets) EXPECT_EQ(isas.count(Isa::reference), 1u) << kind;
 }
 
@@ -303,8 +303,7 @@ TEST(KernelTable, CompleteForEveryBuiltTarget) {
   for (Isa isa : dispatch::built_isas()) {
     const dispatch::KernelTable& table = dispatch::kernel_table(isa);
     EXPECT_EQ(table.isa, isa);
-    std::map<std::string, const char*> names = {{"gemm_f32", table.gemm_f32->name},
-                                                {"layer_norm_f32", table.layer_norm_f32->name},
+    std::map<std::string, const char*> names = {{"layer_norm_f32", table.layer_norm_f32->name},
                                                 {"softmax_f32", table.softmax_f32->name},
                                                 {"activation_f32", table.activation_f32->name}};
     for (const DType dtype : dispatch::attention_dtypes()) {
@@ -323,6 +322,15 @@ TEST(KernelTable, CompleteForEveryBuiltTarget) {
       EXPECT_EQ(kernels.merge->element, element) << kernels.merge->name;
     }
     EXPECT_THROW(dispatch::attention_kernels(table, DType::i8), Error);
+    const std::map<WeightType, std::string> gemms = {{WeightType::f32, "gemm_f32"},
+                                                     {WeightType::bf16, "gemm_f32_bf16"},
+                                                     {WeightType::f16, "gemm_f32_f16"},
+                                                     {WeightType::int8, "gemm_f32_i8"},
+                                                     {WeightType::int4, "gemm_f32_i4"}};
+    for (const WeightType weights : dispatch::weight_types()) {
+      names[gemms.at(weights)] = dispatch::gemm_kernel(table, weights).name;
+    }
+    EXPECT_THROW(dispatch::gemm_kernel(table, static_cast<WeightType>(99)), Error);
     const bool has_fast = isa == Isa::amx;
     EXPECT_STREQ(table.fast_attention_f32->name, has_fast ? "fast_attention_f32_amx" : table.attention_f32->name);
     for (const auto& entry : names) {

@@ -1,0 +1,24 @@
+// What a layer keeps the weights of its products as.
+#pragma once
+
+#include <cstdint>
+
+#include "polyhead/export.hpp"
+
+namespace polyhead {
+
+// Weights are rounded once, when a layer is made, and widened as they are read; inputs, sums and outputs are f32. Fewer bits
+// are less to keep and less to read, which is most of the time where rows are few. docs/semantics.md states what each rounds to
+// and the error bounds. Biases, norms and embeddings stay f32.
+enum class WeightType : std::uint8_t {
+  f32 = 0,
+  bf16 = 1,  // 2 bytes: the nearest bf16
+  f16 = 2,   // 2 bytes: the nearest f16; beyond 65,504 infinite
+  int8 = 3,  // 1 byte: multiples of a scale for each output feature
+  int4 = 4,  // 0.56 bytes: multiples of a scale for each output feature and 32 input features
+};
+
+// "f32", "bf16", "f16", "int8", "int4".
+POLYHEAD_EXPORT const char* name(WeightType weights) noexcept;
+
+}  // namespace polyhead

@@ -1,0 +1,34 @@
+// The GEMM with weights in fewer bits, of every instruction set.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "dispatch/cpu_features.hpp"
+#include "dispatch/kernel_table.hpp"
+#include "kernels/gemm_weights_suite.hpp"
+#include "polyhead/runtime.hpp"
+
+namespace polyhead::test {
+namespace {
+
+std::vector<WeightsKernelCase> cases() {
+  std::vector<WeightsKernelCase> all;
+  for (const Isa isa : available_isas()) {
+    if (isa == Isa::amx) continue;                    // has avx512's
+    if (emulated && isa == Isa::reference) continue;  // the scalar kernels are many times slower still
+    const dispatch::KernelTable& table = dispatch::kernel_table(isa);
+    for (const WeightType type : dispatch::weight_types()) {
+      if (type == WeightType::f32) continue;
+      all.push_back({std::string(name(type)) + "_" + name(isa), type, &dispatch::gemm_kernel(table, type), table.gemm_f32});
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryIsa, GemmWeightsTest, ::testing::ValuesIn(cases()),
+                         [](const auto& instance) { return instance.param.name; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GemmWeightsTest);
+
+}  // namespace
+}  // namespace polyhead::test
