@@ -15,16 +15,19 @@ void register_gemm(const SuiteOptions& options) {
                                   {1, 4096, 4096},   {16, 4096, 4096},  {1024, 4096, 4096}};
   for (const Isa isa : options.isas) {
     if (isa == Isa::amx && !dispatch::request_tile_permission()) continue;
-    const simd::GemmKernel* const kernel = dispatch::kernel_table(isa).gemm_f32;
-    for (const GemmShape shape : shapes) {
-      const std::string name =
-          "gemm/" + std::to_string(shape.m) + "x" + std::to_string(shape.n) + "x" + std::to_string(shape.k);
-      if (too_slow(isa, 2.0 * static_cast<double>(shape.m * shape.n) * static_cast<double>(shape.k))) continue;
-      for (const int threads : options.threads) {
-        register_case(options, {name, isa, threads, [kernel, shape, threads] {
-                                  return std::make_unique<GemmCase>(*kernel, shape, threads,
-                                                                    std::make_shared<GemmWeights>(*kernel, shape.n, shape.k));
-                                }});
+    for (const WeightType type : dispatch::weight_types()) {
+      const simd::GemmKernel* const kernel = &dispatch::gemm_kernel(dispatch::kernel_table(isa), type);
+      const std::string group = type == WeightType::f32 ? "gemm/" : std::string("gemm_weights/") + name(type) + "-";
+      for (const GemmShape shape : shapes) {
+        const std::string size = std::to_string(shape.m) + "x" + std::to_string(shape.n) + "x" + std::to_string(shape.k);
+        if (too_slow(isa, 2.0 * static_cast<double>(shape.m * shape.n) * static_cast<double>(shape.k))) continue;
+        for (const int threads : options.threads) {
+          register_case(options, {group + size, isa, threads, [kernel, shape, threads, type] {
+                                    return std::make_unique<GemmCase>(
+                                        *kernel, shape, threads,
+                                        std::make_shared<GemmWeights>(*kernel, shape.n, shape.k, type));
+                                  }});
+        }
       }
     }
   }

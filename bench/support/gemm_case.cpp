@@ -16,8 +16,8 @@ std::size_t count(std::int64_t rows, std::int64_t columns) {
 
 }  // namespace
 
-GemmWeights::GemmWeights(const simd::GemmKernel& kernel, std::int64_t n, std::int64_t k)
-    : weight_(count(n, k)), bias_(count(n, 1)), packed_(kernel.packed_bytes(n, k)) {
+GemmWeights::GemmWeights(const simd::GemmKernel& kernel, std::int64_t n, std::int64_t k, WeightType type)
+    : k_(k), weight_(count(n, k)), bias_(count(n, 1)), packed_(kernel.packed_bytes(n, k)) {
   weight_.fill_random(2, 1.0 / std::sqrt(static_cast<double>(k)));
   bias_.fill_random(3);
   simd::PackF32Args pack;
@@ -26,8 +26,41 @@ GemmWeights::GemmWeights(const simd::GemmKernel& kernel, std::int64_t n, std::in
   pack.k_stride = 4;
   pack.n = n;
   pack.k = k;
-  pack.packed = packed_.as<float>();
+  pack.packed = packed_.as<void>();
   kernel.pack(pack);
+  switch (type) {
+    case WeightType::f32:
+      return;
+    case WeightType::bf16:
+      factor_ = 0x1p-8;
+      break;
+    case WeightType::f16:
+      factor_ = 0x1p-11;  // of normal numbers; the others are too small to count
+      break;
+    case WeightType::int8:
+      factor_ = 1.0 / 253;
+      block_ = k;
+      break;
+    case WeightType::int4:
+      factor_ = 2.0 / 15;
+      block_ = 32;
+      break;
+  }
+  for (std::int64_t row = 0; row < n; ++row) {
+    for (std::int64_t begin = 0; begin < k; begin += block_) {
+      float largest = 0;
+      for (std::int64_t i = begin; i < std::min(begin + block_, k); ++i) {
+        largest = std::max(largest, std::abs(weight_[static_cast<std::size_t>(row * k + i)]));
+      }
+      largest_.push_back(largest);
+    }
+  }
+}
+
+double GemmWeights::rounding(std::int64_t n, std::int64_t k) const {
+  if (largest_.empty()) return 0;
+  const std::int64_t blocks = (k_ + block_ - 1) / block_;
+  return factor_ * static_cast<double>(largest_[static_cast<std::size_t>(n * blocks + k / block_)]) + 0x1p-25;
 }
 
 GemmCase::GemmCase(const simd::GemmKernel& kernel, GemmShape shape, int threads, std::shared_ptr<const GemmWeights> weights)
@@ -66,16 +99,17 @@ Check GemmCase::check() {
   const std::int64_t step = std::max<std::int64_t>(1, args_.m / 16);
   for (std::int64_t m = 0; m < args_.m; m += step) {
     for (std::int64_t n = 0; n < args_.n; ++n) {
-      double sum = weights_->bias()[static_cast<std::size_t>(n)], magnitude = std::abs(sum);
+      double sum = weights_->bias()[static_cast<std::size_t>(n)], magnitude = std::abs(sum), rounding = 0;
       for (std::int64_t k = 0; k < args_.k; ++k) {
         const double product = static_cast<double>(a_[static_cast<std::size_t>(m * args_.k + k)]) *
                                weights_->weight()[static_cast<std::size_t>(n * args_.k + k)];
         sum += product;
         magnitude += std::abs(product);
+        rounding += std::abs(static_cast<double>(a_[static_cast<std::size_t>(m * args_.k + k)])) * weights_->rounding(n, k);
       }
       // One chain of k + 1 roundings, each of half a unit of at most the sum of magnitudes.
       result.take(c_[static_cast<std::size_t>(m * args_.n + n)], sum,
-                  std::ldexp(magnitude * static_cast<double>(args_.k + 1), -24));
+                  rounding + std::ldexp((magnitude + rounding) * static_cast<double>(args_.k + 1), -24));
     }
   }
   return result;
@@ -91,7 +125,8 @@ double GemmCase::flops() const {
 }
 
 double GemmCase::bytes() const {
-  return 4.0 * static_cast<double>(a_.size() + weights_->weight().size() + weights_->bias().size() + c_.size());
+  return 4.0 * static_cast<double>(a_.size() + weights_->bias().size() + c_.size()) +
+         static_cast<double>(weights_->packed_bytes());
 }
 
 void GemmCase::cut(std::int64_t wanted) {

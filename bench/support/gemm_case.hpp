@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "graph/task_graph.hpp"
 #include "platform/aligned_memory.hpp"
+#include "polyhead/weight_type.hpp"
 #include "simd/contract/gemm.hpp"
 #include "support/aligned_array.hpp"
 #include "support/bench_case.hpp"
@@ -20,16 +22,23 @@ struct GemmShape {
 // W [n][k], packed into memory like the layers'. Products of many sizes may share it.
 class GemmWeights {
  public:
-  GemmWeights(const simd::GemmKernel& kernel, std::int64_t n, std::int64_t k);
+  // `type` is what the kernel keeps weights as.
+  GemmWeights(const simd::GemmKernel& kernel, std::int64_t n, std::int64_t k, WeightType type = WeightType::f32);
 
   const AlignedArray& weight() const { return weight_; }
   const AlignedArray& bias() const { return bias_; }
-  const float* packed() const { return packed_.as<float>(); }
+  const void* packed() const { return packed_.as<void>(); }
   std::size_t packed_bytes() const { return packed_.size(); }
+  // By how much W[n][k] may have been rounded (docs/semantics.md).
+  double rounding(std::int64_t n, std::int64_t k) const;
 
  private:
+  std::int64_t k_;
   AlignedArray weight_, bias_;
   platform::AlignedBuffer packed_;
+  double factor_ = 0;  // of the largest of `block_` weights along k, for what one of them is rounded by
+  std::int64_t block_ = 1;
+  std::vector<float> largest_;  // [n][blocks of k]
 };
 
 class GemmCase final : public BenchCase {

@@ -36,7 +36,7 @@ def list_names(*arguments):
 class Suite(unittest.TestCase):
     def test_every_group_is_there(self):
         groups = {name.split("/")[0] for name in list_names()}
-        self.assertEqual(groups, {"attention", "gemm", "softmax", "decode", "cache", "masks", "layer", "encoder", "task_graph", "peak"})
+        self.assertEqual(groups, {"attention", "gemm", "gemm_weights", "softmax", "decode", "cache", "masks", "layer", "encoder", "task_graph", "peak"})
 
     def test_every_instruction_set_thread_count_and_cache_state(self):
         isas = {name.split("/")[2] for name in list_names("--isa=all") if name.startswith("attention/bert-512/")}

@@ -8,6 +8,7 @@
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
 #include "polyhead/transformer.hpp"
+#include "polyhead/weight_type.hpp"
 
 namespace polyhead {
 
@@ -23,16 +24,21 @@ struct BertConfig {
   double norm_epsilon = 1e-12;
 };
 
+struct BertOptions {
+  WeightType weights = WeightType::f32;  // what the encoder blocks' products are kept as, whatever the file has
+};
+
 namespace detail {
 class BertState;
 }
 
 class POLYHEAD_EXPORT BertEncoder {
  public:
-  // folder holds config.json and model.safetensors with Hugging Face's names (with or without the prefix "bert.").
-  // Errors: io_error (a file is missing, or not what its format promises), unsupported (an architecture, activation or
-  // position scheme we don't implement), both naming the file and the field.
-  static BertEncoder load(const std::string& folder, const Runtime& runtime);
+  // folder holds config.json and model.safetensors with Hugging Face's names (with or without the prefix "bert."), tensors in
+  // F32, BF16 or F16. Errors: io_error (a file is missing, or not what its format promises), unsupported (an architecture,
+  // activation or position scheme we don't implement; weights that this build has no kernels for), naming the file and the
+  // field; invalid_argument for options.
+  static BertEncoder load(const std::string& folder, const Runtime& runtime, const BertOptions& options = {});
 
   const BertConfig& config() const noexcept;
 

@@ -15,6 +15,7 @@
 #include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
+#include "polyhead/weight_type.hpp"
 
 namespace polyhead {
 
@@ -29,10 +30,12 @@ struct MultiHeadAttentionSpec {
   std::optional<double> scale;       // unset: 1 / sqrt(head_dim)
   Mask mask{};
   Precision precision = Precision::strict;  // of the attention inside
+  WeightType weights = WeightType::f32;     // what the projections' weights are kept as; in an encoder block all products'
 };
 
-// Rows are output features (torch's Linear layout), f32, any strides. Biases may be empty. Copied and packed; the caller's
-// memory is free again when the constructor returns.
+// Rows are output features (torch's Linear layout); matrices are f32, bf16 or f16, each as it comes, and biases f32, any
+// strides. Biases may be empty. Copied and packed as MultiHeadAttentionSpec::weights says; the caller's memory is free again
+// when the constructor returns.
 struct MultiHeadAttentionWeights {
   TensorView query{};       // [heads * head_dim, d_model]
   TensorView key{};         // [kv_heads * head_dim, key_input_dim]

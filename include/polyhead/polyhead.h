@@ -256,6 +256,17 @@ typedef struct polyhead_score_mod {
   void* context;                     /* handed to both */
 } polyhead_score_mod;
 
+/* What a layer keeps the weights of its products as; inputs, sums and outputs are f32. docs/semantics.md states what each
+ * rounds to and the error bounds. */
+typedef int32_t polyhead_weight_type;
+enum {
+  POLYHEAD_WEIGHTS_F32 = 0,
+  POLYHEAD_WEIGHTS_BF16 = 1,
+  POLYHEAD_WEIGHTS_F16 = 2,
+  POLYHEAD_WEIGHTS_INT8 = 3, /* a scale for each output feature */
+  POLYHEAD_WEIGHTS_INT4 = 4  /* a scale for each output feature and 32 input features */
+};
+
 /* Sizes are maxima: a plan serves every run whose batch, query_length and key_length are at most these; the others are
  * exact. */
 typedef struct polyhead_attention_spec {
@@ -508,10 +519,11 @@ typedef struct polyhead_multi_head_attention_spec {
   double scale;
   const polyhead_mask* mask;    /* NULL: none; copied */
   polyhead_precision precision; /* of the attention inside */
+  polyhead_weight_type weights; /* what the projections' weights are kept as */
 } polyhead_multi_head_attention_spec;
 
-/* f32; rows are output features. Copied and packed: the memory is the caller's again when create returns. Biases may
- * be NULL. */
+/* Matrices f32, bf16 or f16, biases f32; rows are output features. Copied and packed: the memory is the caller's again when
+ * create returns. Biases may be NULL. */
 typedef struct polyhead_multi_head_attention_weights {
   size_t struct_size;
   const polyhead_tensor* query;  /* [heads * head_dim, d_model] */
@@ -554,6 +566,14 @@ typedef struct polyhead_bert_encoder polyhead_bert_encoder;
 /* folder (UTF-8) holds config.json and model.safetensors. Errors: io_error, unsupported; both name the file and the field. */
 POLYHEAD_EXPORT polyhead_status polyhead_bert_encoder_load(const polyhead_runtime* runtime, const char* folder,
                                                            polyhead_bert_encoder** encoder);
+typedef struct polyhead_bert_options {
+  size_t struct_size;
+  polyhead_weight_type weights; /* of the encoder blocks' products, whatever the file has */
+} polyhead_bert_options;
+/* options may be NULL: f32. */
+POLYHEAD_EXPORT polyhead_status polyhead_bert_encoder_load_with(const polyhead_runtime* runtime, const char* folder,
+                                                                const polyhead_bert_options* options,
+                                                                polyhead_bert_encoder** encoder);
 POLYHEAD_EXPORT void polyhead_bert_encoder_destroy(polyhead_bert_encoder* encoder);
 POLYHEAD_EXPORT polyhead_status polyhead_bert_encoder_hidden_size(const polyhead_bert_encoder* encoder, int64_t* hidden_size);
 /* token_ids: i32 or i64 [B, L]; lengths: i32 or i64 [B], or NULL (all L); out: f32 [B, L, hidden_size]. */

@@ -14,3 +14,4 @@
 #include "polyhead/tensor.hpp"
 #include "polyhead/transformer.hpp"
 #include "polyhead/version.hpp"
+#include "polyhead/weight_type.hpp"

@@ -30,7 +30,8 @@ enum class NormPlacement : std::uint8_t {
 };
 
 struct EncoderBlockSpec {
-  MultiHeadAttentionSpec attention;  // self-attention; the mask may hold key lengths, causal and window parts
+  MultiHeadAttentionSpec attention;  // self-attention; the mask may hold key lengths, causal and window parts; weights: the
+                                     // feed-forward network's are kept alike
   std::int64_t feed_forward_dim = 0;
   ActivationKind activation = ActivationKind::gelu_erf;
   NormPlacement norm = NormPlacement::post;
@@ -40,9 +41,9 @@ struct EncoderBlockSpec {
 struct EncoderBlockWeights {
   MultiHeadAttentionWeights attention;
   TensorView attention_norm_gamma{}, attention_norm_beta{};  // [d_model]
-  TensorView feed_forward_in{};                              // [feed_forward_dim, d_model]
+  TensorView feed_forward_in{};                              // [feed_forward_dim, d_model], f32, bf16 or f16
   TensorView feed_forward_in_bias{};                         // [feed_forward_dim] or empty
-  TensorView feed_forward_out{};                             // [d_model, feed_forward_dim]
+  TensorView feed_forward_out{};                             // [d_model, feed_forward_dim], likewise
   TensorView feed_forward_out_bias{};                        // [d_model] or empty
   TensorView feed_forward_norm_gamma{}, feed_forward_norm_beta{};
 };

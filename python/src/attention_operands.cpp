@@ -85,6 +85,17 @@ Precision to_precision(nb::handle precision) {
   throw invalid("precision: is " + std::string(nb::repr(precision).c_str()) + expected);
 }
 
+WeightType to_weight_type(nb::handle weights) {
+  const char* const expected = ", expected 'f32', 'bf16', 'f16', 'int8' or 'int4'";
+  if (!PyUnicode_Check(weights.ptr())) {
+    throw_type_error("weights: is " + std::string(nb::repr(weights).c_str()) + expected);
+  }
+  for (const WeightType known : {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::int8, WeightType::int4}) {
+    if (PyUnicode_CompareWithASCIIString(weights.ptr(), name(known)) == 0) return known;
+  }
+  throw invalid("weights: is " + std::string(nb::repr(weights).c_str()) + expected);
+}
+
 void expect_attention_type(const BorrowedArray& array, const char* argument) {
   const DType dtype = array.view().dtype;
   if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;

@@ -10,6 +10,7 @@
 #include "polyhead/precision.hpp"
 #include "polyhead/relative_bias.hpp"
 #include "polyhead/tensor.hpp"
+#include "polyhead/weight_type.hpp"
 
 namespace polyhead::python {
 
@@ -34,6 +35,8 @@ std::optional<BorrowedArray> borrow_relative_bias(nb::handle relative_bias, Rela
 
 // precision: "strict" or "fast". Errors: invalid_argument for another text, TypeError for what is none.
 Precision to_precision(nb::handle precision);
+// weights: "f32", "bf16", "f16", "int8" or "int4". Errors: as to_precision.
+WeightType to_weight_type(nb::handle weights);
 
 // TypeError unless the array is f32, f16 or bf16.
 void expect_attention_type(const BorrowedArray& array, const char* argument);

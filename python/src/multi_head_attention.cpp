@@ -17,11 +17,18 @@ namespace polyhead::python {
 
 namespace {
 
-// A weight that lives only while the operator is made: the operator packs its own copy.
+std::optional<BorrowedArray> borrow_f32(nb::handle array, const char* argument) {
+  if (array.is_none()) return std::nullopt;
+  std::optional<BorrowedArray> borrowed(std::in_place, array, argument);
+  expect_f32(*borrowed, argument);
+  return borrowed;
+}
+
+// A matrix that lives only while the operator is made: the operator packs its own copy.
 std::optional<BorrowedArray> borrow_weight(nb::handle array, const char* argument) {
   if (array.is_none()) return std::nullopt;
   std::optional<BorrowedArray> weight(std::in_place, array, argument);
-  expect_f32(*weight, argument);
+  expect_attention_type(*weight, argument);
   return weight;
 }
 
@@ -33,12 +40,12 @@ TensorView view_of(const std::optional<BorrowedArray>& array) {
 MultiHeadAttention make(nb::handle query_weight, nb::handle key_weight, nb::handle value_weight, nb::handle output_weight,
                         std::int64_t heads, std::int64_t kv_heads, nb::handle query_bias, nb::handle key_bias,
                         nb::handle value_bias, nb::handle output_bias, std::optional<double> scale, bool causal,
-                        bool key_lengths, bool boolean, bool bias, nb::handle precision) {
+                        bool key_lengths, bool boolean, bool bias, nb::handle precision, nb::handle weight_type) {
   const std::optional<BorrowedArray> arrays[] = {
       borrow_weight(query_weight, "query_weight"), borrow_weight(key_weight, "key_weight"),
       borrow_weight(value_weight, "value_weight"), borrow_weight(output_weight, "output_weight"),
-      borrow_weight(query_bias, "query_bias"),     borrow_weight(key_bias, "key_bias"),
-      borrow_weight(value_bias, "value_bias"),     borrow_weight(output_bias, "output_bias")};
+      borrow_f32(query_bias, "query_bias"),        borrow_f32(key_bias, "key_bias"),
+      borrow_f32(value_bias, "value_bias"),        borrow_f32(output_bias, "output_bias")};
   static constexpr const char* names[] = {"query_weight", "key_weight", "value_weight", "output_weight"};
   for (int i = 0; i < 4; ++i) {
     const TensorView view = view_of(arrays[i]);
@@ -66,6 +73,7 @@ MultiHeadAttention make(nb::handle query_weight, nb::handle key_weight, nb::hand
   spec.value_input_dim = arrays[2]->view().shape[1];
   spec.scale = scale;
   spec.precision = to_precision(precision);
+  spec.weights = to_weight_type(weight_type);
   spec.mask.causality = causal ? Causal::top_left : Causal::none;
   spec.mask.has_key_lengths = key_lengths;
   spec.mask.has_boolean = boolean;
@@ -85,7 +93,7 @@ MultiHeadAttention make(nb::handle query_weight, nb::handle key_weight, nb::hand
 }
 
 std::optional<BorrowedArray> borrow_input(nb::handle array, const char* argument) {
-  std::optional<BorrowedArray> input = borrow_weight(array, argument);
+  std::optional<BorrowedArray> input = borrow_f32(array, argument);
   if (input && input->view().rank != 3) {
     throw invalid(std::string(argument) + ": is " + describe_array(input->view()) + ", expected [batch, length, width]");
   }
@@ -131,7 +139,7 @@ void register_multi_head_attention(nb::module_& module) {
                   nb::arg("output_weight"), nb::kw_only(), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("query_bias").none(),
                   nb::arg("key_bias").none(), nb::arg("value_bias").none(), nb::arg("output_bias").none(),
                   nb::arg("scale").none(), nb::arg("causal"), nb::arg("key_lengths"), nb::arg("boolean"), nb::arg("bias"),
-                  nb::arg("precision").none())
+                  nb::arg("precision").none(), nb::arg("weights").none())
       .def("run", &run, nb::arg("query"), nb::arg("key").none(), nb::arg("value").none(), nb::arg("boolean_mask").none(),
            nb::arg("bias").none(), nb::arg("key_lengths").none(), nb::arg("out").none());
 }

@@ -127,7 +127,8 @@ namespace detail {
 
 class BertState {
  public:
-  BertState(const std::string& folder, const Runtime& runtime) : BertState(folder, *runtime.state()) {}
+  BertState(const std::string& folder, const Runtime& runtime, const BertOptions& options)
+      : BertState(folder, *runtime.state(), kernel_for(options, *runtime.state())) {}
 
   const BertConfig& config() const noexcept { return config_; }
 
@@ -164,12 +165,18 @@ class BertState {
   }
 
  private:
-  BertState(const std::string& folder, const RuntimeState& runtime)
+  // Looked for before anything is read.
+  static const simd::GemmKernel& kernel_for(const BertOptions& options, const RuntimeState& runtime) {
+    api::check_weight_type("BertOptions.weights", options.weights);
+    return dispatch::gemm_kernel(runtime.kernels(), options.weights);
+  }
+
+  BertState(const std::string& folder, const RuntimeState& runtime, const simd::GemmKernel& gemm)
       : config_(io::read_bert_config(folder + "/config.json")),
         file_(std::make_unique<WeightFile>(folder + "/model.safetensors")),
         embeddings_(read_embeddings(*file_, config_, *runtime.kernels().layer_norm_f32)),
         stack_(layer::encoder_shape(block_spec(config_), api::scale_of(block_spec(config_).attention)),
-               read_layers(*file_, config_, *runtime.kernels().gemm_f32), runtime.kernels(), runtime.scheduler()) {
+               read_layers(*file_, config_, gemm), runtime.kernels(), runtime.scheduler()) {
     file_.reset();
   }
 
@@ -217,9 +224,9 @@ class BertState {
 
 }  // namespace detail
 
-BertEncoder BertEncoder::load(const std::string& folder, const Runtime& runtime) {
+BertEncoder BertEncoder::load(const std::string& folder, const Runtime& runtime, const BertOptions& options) {
   BertEncoder encoder;
-  encoder.state_ = api::entry([&] { return std::make_shared<const detail::BertState>(folder, runtime); });
+  encoder.state_ = api::entry([&] { return std::make_shared<const detail::BertState>(folder, runtime, options); });
   return encoder;
 }
 

@@ -46,6 +46,7 @@ static_assert(POLYHEAD_BOOL == static_cast<int>(polyhead::DType::boolean));
 static_assert(POLYHEAD_INTERNAL == static_cast<int>(ErrorCode::internal));
 static_assert(POLYHEAD_CAUSAL_OFFSET == static_cast<int>(polyhead::Causal::offset));
 static_assert(POLYHEAD_FAST == static_cast<int>(polyhead::Precision::fast));
+static_assert(POLYHEAD_WEIGHTS_INT4 == static_cast<int>(polyhead::WeightType::int4));
 static_assert(POLYHEAD_CACHE_PAGED == static_cast<int>(polyhead::CacheKind::paged));
 static_assert(POLYHEAD_ROTARY_HALF_SPLIT == static_cast<int>(polyhead::Rotary::half_split));
 static_assert(POLYHEAD_LOG_WARNING == static_cast<int>(polyhead::LogLevel::warning));
@@ -165,6 +166,13 @@ polyhead::Mask to_mask(const polyhead_mask* given) {
 
 std::optional<double> to_scale(std::int32_t has_scale, double scale) {
   return has_scale != 0 ? std::optional<double>(scale) : std::nullopt;
+}
+
+polyhead::WeightType to_weight_type(polyhead_weight_type weights, const char* name) {
+  if (weights < POLYHEAD_WEIGHTS_F32 || weights > POLYHEAD_WEIGHTS_INT4) {
+    refuse(std::string(name) + ".weights is " + std::to_string(weights) + ", expected a polyhead_weight_type (0 .. 4)");
+  }
+  return static_cast<polyhead::WeightType>(weights);
 }
 
 polyhead::Precision to_precision(polyhead_precision precision, const char* name) {
@@ -713,6 +721,7 @@ polyhead_status polyhead_multi_head_attention_create(const polyhead_runtime* run
     result.scale = to_scale(spec.has_scale, spec.scale);
     result.mask = to_mask(spec.mask);
     result.precision = to_precision(spec.precision, "spec");
+    result.weights = to_weight_type(spec.weights, "spec");
 
     const polyhead_multi_head_attention_weights weights = read_struct(given_weights, "weights");
     polyhead::MultiHeadAttentionWeights views;
@@ -758,6 +767,16 @@ polyhead_status polyhead_bert_encoder_load(const polyhead_runtime* runtime, cons
   return guarded([&] {
     required(encoder, "encoder");
     hand_out(encoder, polyhead::BertEncoder::load(required(folder, "folder"), required(runtime, "runtime")->value));
+  });
+}
+
+polyhead_status polyhead_bert_encoder_load_with(const polyhead_runtime* runtime, const char* folder,
+                                                const polyhead_bert_options* given, polyhead_bert_encoder** encoder) {
+  return guarded([&] {
+    required(encoder, "encoder");
+    polyhead::BertOptions options;
+    if (given != nullptr) options.weights = to_weight_type(read_struct(given, "options").weights, "options");
+    hand_out(encoder, polyhead::BertEncoder::load(required(folder, "folder"), required(runtime, "runtime")->value, options));
   });
 }
 

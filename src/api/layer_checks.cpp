@@ -62,11 +62,23 @@ MultiHeadAttentionSpec resolve(const char* name, MultiHeadAttentionSpec spec) {
   check_mask((prefix + "mask").c_str(), spec.mask);
   check_layer_mask((prefix + "mask").c_str(), spec.mask);
   check_precision((prefix + "precision").c_str(), spec.precision);
+  check_weight_type(prefix + "weights", spec.weights);
   return spec;
 }
 
 double scale_of(const MultiHeadAttentionSpec& spec) {
   return spec.scale ? *spec.scale : 1.0 / std::sqrt(static_cast<double>(spec.head_dim));
+}
+
+void check_weight_type(const std::string& name, WeightType weights) {
+  if (static_cast<int>(weights) > static_cast<int>(WeightType::int4)) {
+    fail(name.c_str(), std::to_string(static_cast<int>(weights)), "a WeightType (f32, bf16, f16, int8 or int4)");
+  }
+}
+
+void check_matrix(const std::string& name, const TensorView& view, std::int64_t rows, std::int64_t columns) {
+  const bool is_half = !view.empty() && (view.dtype == DType::bf16 || view.dtype == DType::f16);
+  check_tensor(name.c_str(), view, is_half ? view.dtype : DType::f32, {rows, columns});
 }
 
 void check_vector(const std::string& name, const TensorView& view, std::int64_t size) {
@@ -76,10 +88,10 @@ void check_vector(const std::string& name, const TensorView& view, std::int64_t 
 void check_weights(const std::string& prefix, const MultiHeadAttentionSpec& spec, const MultiHeadAttentionWeights& weights) {
   const std::int64_t queries = spec.heads * spec.head_dim, keys = spec.kv_heads * spec.head_dim;
   const std::int64_t values = spec.kv_heads * spec.value_dim, joined = spec.heads * spec.value_dim;
-  check_tensor((prefix + "query").c_str(), weights.query, DType::f32, {queries, spec.d_model});
-  check_tensor((prefix + "key").c_str(), weights.key, DType::f32, {keys, spec.key_input_dim});
-  check_tensor((prefix + "value").c_str(), weights.value, DType::f32, {values, spec.value_input_dim});
-  check_tensor((prefix + "output").c_str(), weights.output, DType::f32, {spec.d_model, joined});
+  check_matrix(prefix + "query", weights.query, queries, spec.d_model);
+  check_matrix(prefix + "key", weights.key, keys, spec.key_input_dim);
+  check_matrix(prefix + "value", weights.value, values, spec.value_input_dim);
+  check_matrix(prefix + "output", weights.output, spec.d_model, joined);
   check_vector(prefix + "query_bias", weights.query_bias, queries);
   check_vector(prefix + "key_bias", weights.key_bias, keys);
   check_vector(prefix + "value_bias", weights.value_bias, values);

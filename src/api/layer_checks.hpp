@@ -14,6 +14,10 @@ double scale_of(const MultiHeadAttentionSpec& spec);
 // spec is resolved. `prefix` comes before the fields' names in messages, as in "blocks[3].attention.".
 void check_weights(const std::string& prefix, const MultiHeadAttentionSpec& spec, const MultiHeadAttentionWeights& weights);
 
+// f32, bf16 or f16 [rows, columns].
+void check_matrix(const std::string& name, const TensorView& view, std::int64_t rows, std::int64_t columns);
+void check_weight_type(const std::string& name, WeightType weights);
+
 // f32 [size], or not given.
 void check_vector(const std::string& name, const TensorView& view, std::int64_t size);
 void check_size(const std::string& name, std::int64_t value, std::int64_t least);

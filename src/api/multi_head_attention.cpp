@@ -68,8 +68,8 @@ class MultiHeadAttentionState {
  public:
   MultiHeadAttentionState(const MultiHeadAttentionSpec& spec, const MultiHeadAttentionWeights& weights, const Runtime& runtime)
       : spec_(api::resolve("MultiHeadAttentionSpec", spec)),
-        layer_(shape_of(spec_), pack(spec_, weights, *runtime.state()->kernels().gemm_f32), runtime.state()->kernels(),
-               runtime.state()->scheduler()) {}
+        layer_(shape_of(spec_), pack(spec_, weights, dispatch::gemm_kernel(runtime.state()->kernels(), spec_.weights)),
+               runtime.state()->kernels(), runtime.state()->scheduler()) {}
 
   const MultiHeadAttentionSpec& spec() const noexcept { return spec_; }
 

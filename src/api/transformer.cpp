@@ -60,8 +60,8 @@ EncoderBlockSpec resolve_block(EncoderBlockSpec spec) {
 void check_block(const std::string& prefix, const EncoderBlockSpec& spec, const EncoderBlockWeights& weights) {
   const std::int64_t hidden = spec.attention.d_model, between = spec.feed_forward_dim;
   api::check_weights(prefix + "attention.", spec.attention, weights.attention);
-  check_tensor((prefix + "feed_forward_in").c_str(), weights.feed_forward_in, DType::f32, {between, hidden});
-  check_tensor((prefix + "feed_forward_out").c_str(), weights.feed_forward_out, DType::f32, {hidden, between});
+  api::check_matrix(prefix + "feed_forward_in", weights.feed_forward_in, between, hidden);
+  api::check_matrix(prefix + "feed_forward_out", weights.feed_forward_out, hidden, between);
   check_vector(prefix + "feed_forward_in_bias", weights.feed_forward_in_bias, between);
   check_vector(prefix + "feed_forward_out_bias", weights.feed_forward_out_bias, hidden);
   check_vector(prefix + "attention_norm_gamma", weights.attention_norm_gamma, hidden);
@@ -105,8 +105,8 @@ class EncoderState {
     std::vector<layer::EncoderLayer> layers;
     for (std::size_t i = 0; i < blocks.size(); ++i) check_block("blocks[" + std::to_string(i) + "].", spec, blocks[i]);
     layers.reserve(blocks.size());
-    for (const EncoderBlockWeights& block : blocks)
-      layers.push_back(layer::pack_encoder_layer(block, *runtime.kernels().gemm_f32));
+    const simd::GemmKernel& gemm = dispatch::gemm_kernel(runtime.kernels(), spec.attention.weights);
+    for (const EncoderBlockWeights& block : blocks) layers.push_back(layer::pack_encoder_layer(block, gemm));
     return layer::EncoderStack(layer::encoder_shape(spec, api::scale_of(spec.attention)), std::move(layers), runtime.kernels(),
                                runtime.scheduler());
   }

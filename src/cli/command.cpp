@@ -51,6 +51,13 @@ Precision parse_precision(const std::string& text) {
   throw UsageError(fmt::format("--precision: '{}' is neither strict nor fast", text));
 }
 
+WeightType parse_weight_type(const std::string& text) {
+  for (const WeightType weights : {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::int8, WeightType::int4}) {
+    if (text == name(weights)) return weights;
+  }
+  throw UsageError(fmt::format("--weight-type: '{}' is none of f32, bf16, f16, int8 and int4", text));
+}
+
 Mask parse_window(const std::string& text) {
   if (text.empty()) return Mask::none();
   std::int64_t left = 0, right = 0;

@@ -10,6 +10,7 @@
 #include "polyhead/mask.hpp"
 #include "polyhead/precision.hpp"
 #include "polyhead/runtime.hpp"
+#include "polyhead/weight_type.hpp"
 
 namespace polyhead::cli {
 
@@ -36,6 +37,8 @@ Isa parse_isa(const std::string& name);
 Causal parse_causal(const std::string& text);
 // "strict" or "fast".
 Precision parse_precision(const std::string& text);
+// "f32", "bf16", "f16", "int8" or "int4".
+WeightType parse_weight_type(const std::string& text);
 // "LEFT,RIGHT", each a number of keys or -1 for no limit; an empty text is no window.
 Mask parse_window(const std::string& text);
 

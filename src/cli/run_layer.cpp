@@ -18,7 +18,7 @@ struct Options {
   std::string weights, prefix, input, key_input, value_input, out;
   std::int64_t heads = 0, kv_heads = 0;
   std::optional<double> scale;
-  std::string precision = "strict";
+  std::string precision = "strict", weight_type = "f32";
 };
 
 // The arrays that own what the views of MultiHeadAttentionWeights show.
@@ -136,6 +136,7 @@ MultiHeadAttentionSpec spec_from(const Options& options, const MultiHeadAttentio
   spec.value_input_dim = weights.value.shape[1];
   spec.scale = options.scale;
   spec.precision = parse_precision(options.precision);
+  spec.weights = parse_weight_type(options.weight_type);
   spec.mask = options.mask.mask();
   return spec;
 }
@@ -197,6 +198,9 @@ Command add_run_layer(CLI::App& parent) {
   app->add_option("--out", options->out, "Written: float32, shaped as the input")->required()->type_name("NPY");
   app->add_option("--scale", options->scale, "Factor on the scores (1 / sqrt(head size))")->type_name("X");
   app->add_option("--precision", options->precision, "strict, or fast: a larger, stated error where there is a faster kernel")
+      ->type_name("NAME");
+  app->add_option("--weight-type", options->weight_type,
+                  "What weights are kept as: f32, bf16, f16, int8 or int4, each with its stated error")
       ->type_name("NAME");
   options->mask.add_options(*app);
   options->runtime.add_options(*app);

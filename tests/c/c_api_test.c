@@ -769,6 +769,9 @@ static void test_multi_head_attention(const polyhead_runtime* runtime) {
   FAILS(POLYHEAD_INVALID_ARGUMENT, "spec.precision is 9",
         polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
   spec.precision = POLYHEAD_STRICT;
+  spec.weights = 5;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "spec.weights is 5", polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
+  spec.weights = POLYHEAD_WEIGHTS_F32;
   CHECK(layer == NULL);
   SUCCEEDS(polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer));
   FAILS(POLYHEAD_INVALID_ARGUMENT, "layer", polyhead_multi_head_attention_run(NULL, &inputs, NULL));
@@ -791,6 +794,22 @@ static void test_multi_head_attention(const polyhead_runtime* runtime) {
     }
   polyhead_multi_head_attention_destroy(layer);
   layer = NULL;
+
+  /* Ones and zeros are the same in every kind of weights, but for a rounding. */
+  for (i = POLYHEAD_WEIGHTS_BF16; i <= POLYHEAD_WEIGHTS_INT4; ++i) {
+    float other[3 * width];
+    polyhead_status made;
+    spec.weights = i;
+    made = polyhead_multi_head_attention_create(runtime, &spec, &weights, &layer);
+    if (made == POLYHEAD_UNSUPPORTED) continue; /* left out of this build */
+    CHECK(made == POLYHEAD_OK);
+    SUCCEEDS(polyhead_tensor_init(&out_view, other, POLYHEAD_F32, 3, batch_shape, NULL));
+    SUCCEEDS(polyhead_multi_head_attention_run(layer, &inputs, NULL));
+    for (t = 0; t < 3 * width; ++t) CHECK(fabs(other[t] - out[t]) < 1e-5);
+    polyhead_multi_head_attention_destroy(layer);
+    layer = NULL;
+  }
+  spec.weights = POLYHEAD_WEIGHTS_F32;
 
   /* Weights of 256 MB each out of one broadcast float, with 128 MB to be had: a status, not an abort. */
   SUCCEEDS(polyhead_tensor_init(&large_view, identity, POLYHEAD_F32, 2, large, broadcast));

@@ -257,6 +257,17 @@ class RunLayerTest(CommandTest):
         self.assert_close(self.path("y.npy"), self.expect(x, x, w, 2, 2, allowed=lambda b, h, t, s: s <= t), 2e-4)
         self.refuse(1, *options, says="--prefix")
 
+    def test_weight_types(self):
+        # Every type holds 0 and one number besides.
+        w = {name: [[(3 * i + j) % 4 // 3 / 4 for j in range(16)] for i in range(16)] for name in ("q", "k", "v", "out")}
+        file = self.store({"in_proj_weight": w["q"] + w["k"] + w["v"], "out_proj.weight": w["out"]})
+        path, x = self.array("x.npy", 1, 5, 16)
+        options = ["run", "layer", "--weights", file, "--heads", 2, "--input", path, "--out", self.path("y.npy")]
+        for kind in ("f32", "bf16", "f16", "int8", "int4"):
+            self.succeed(*options, "--weight-type", kind)
+            self.assert_close(self.path("y.npy"), self.expect(x, x, w, 2, 2), 2e-4)
+        self.refuse(2, *options, "--weight-type", "int9", says="none of f32, bf16, f16, int8 and int4")
+
     def test_separate_projections_of_grouped_heads_without_biases(self):
         w = {name: tree for name, tree in self.weights(16, 4, 2).items() if not name.endswith("bias")}
         file = self.store(

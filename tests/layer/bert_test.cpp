@@ -5,17 +5,25 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <map>
 
+#include "dispatch/kernel_table.hpp"
 #include "layer/layer_case.hpp"
+#include "support/rounded_weights.hpp"
 
 namespace polyhead::testing {
 namespace {
 
 constexpr std::int64_t hidden = 24, heads = 3, between = 40, words = 50, positions = 230, types = 2, layers = 2;
+
+// The default, but for amx, which multiplies f32 weights in pieces.
+Isa best_vector_isa() {
+  return default_isa() == Isa::amx ? Isa::avx512 : default_isa();
+}
 
 class BertTest : public ::testing::Test {
  protected:
@@ -142,6 +150,39 @@ TEST_F(BertTest, MatchesTheOracle) {
       }
     }
   }
+}
+
+TEST_F(BertTest, WeightsInFewerBitsHaveTheBitsOfRoundedWeights) {
+  const Tensor ids = random_ids(DType::i64, 2, 60), lengths = integers(DType::i64, {60, 7});
+  const std::map<std::string, TensorView> original = tensors_;
+  for (const WeightType type : dispatch::weight_types()) {
+    BertOptions options;
+    options.weights = type;
+    tensors_ = original;
+    write_weights();
+    const Runtime runtime = runtime_on(best_vector_isa());
+    const BertEncoder encoder = BertEncoder::load(folder_.string(), runtime, options);
+    std::deque<Tensor> replaced;
+    for (auto& [tensor, view] : tensors_) {
+      if (view.rank != 2 || tensor.rfind("encoder.", 0) != 0) continue;
+      const auto* values = static_cast<const float*>(view.data);
+      const std::vector<float> rounded =
+          rounded_weights(type, std::vector<float>(values, values + view.element_count()), view.shape[0], view.shape[1]);
+      replaced.emplace_back(DType::f32, Tensor::Sizes{view.shape[0], view.shape[1]});
+      std::size_t next = 0;
+      fill(replaced.back(), [&] { return static_cast<double>(rounded[next++]); });
+      view = replaced.back().view();
+    }
+    write_weights();
+    Tensor out(DType::f32, {2, hidden}), expected(DType::f32, {2, hidden});
+    encoder.encode(ids, lengths, out);
+    BertEncoder::load(folder_.string(), runtime).encode(ids, lengths, expected);
+    EXPECT_TRUE(same_bits(out, expected)) << name(type);
+  }
+  BertOptions wrong;
+  wrong.weights = static_cast<WeightType>(9);
+  POLYHEAD_EXPECT_ERROR(ErrorCode::invalid_argument, "BertOptions.weights is 9",
+                        BertEncoder::load(folder_.string(), runtime_on(default_isa()), wrong));
 }
 
 TEST_F(BertTest, PaddingAndBatchNeverShow) {

@@ -118,3 +118,30 @@ def test_wrong_inputs(generator):
         operation(np.zeros((1, 5, 23), np.float32))
     with pytest.raises(TypeError, match="query: data type is float64"):
         operation(np.zeros((1, 5, 24)))
+
+
+@pytest.mark.parametrize("kind, bound", [("bf16", 2**-8), ("f16", 2**-11), ("int8", 1 / 100), ("int4", 0.25)])
+def test_weights_in_fewer_bits(generator, kind, bound):
+    weights = weights_of(generator)
+    x = generator.standard_normal((2, 7, 24), np.float32)
+    exact = expected(weights, 3, 3, x, x, x)
+    out = polyhead.MultiHeadAttention(**weights, heads=3, weights=kind)(x)
+    assert 0 < np.abs(out - exact).max() < 4 * bound * np.abs(exact).max()
+
+
+def test_weights_that_are_float16(generator):
+    weights = weights_of(generator)
+    narrow = {name: w.astype(np.float16) if name.endswith("weight") else w for name, w in weights.items()}
+    widened = {name: w.astype(np.float32) for name, w in narrow.items()}
+    x = generator.standard_normal((2, 7, 24), np.float32)
+    expected_bits = polyhead.MultiHeadAttention(**widened, heads=3)(x)
+    np.testing.assert_array_equal(polyhead.MultiHeadAttention(**narrow, heads=3)(x), expected_bits)
+    np.testing.assert_array_equal(polyhead.MultiHeadAttention(**narrow, heads=3, weights="f16")(x), expected_bits)
+
+
+def test_wrong_kind_of_weights(generator):
+    with pytest.raises(polyhead.InvalidArgumentError, match="weights: is 'i8'"):
+        polyhead.MultiHeadAttention(**weights_of(generator), heads=3, weights="i8")
+    wrong = {**weights_of(generator), "query_weight": np.zeros((24, 24))}
+    with pytest.raises(TypeError, match="query_weight: data type is float64, expected float32, float16 or bfloat16"):
+        polyhead.MultiHeadAttention(**wrong, heads=3)

@@ -53,6 +53,23 @@ def test_without_normalisation(encoder, expected):
         reference.assert_close(actual, tokens.mean(0), 2e-5)
 
 
+@pytest.mark.parametrize("weights, least", [("bf16", 0.9999), ("f16", 0.999999), ("int8", 0.999), ("int4", 0.95)])
+def test_weights_in_fewer_bits(encoder, weights, least):
+    smaller = polyhead.SentenceEncoder(weights=weights)
+    together = smaller.encode(texts)
+    cosines = (together.astype(np.float64) * encoder.encode(texts)).sum(1)  # both of length 1
+    assert least < cosines.min() < 1 + 1e-6
+    assert not np.array_equal(together, encoder.encode(texts))
+    np.testing.assert_array_equal(smaller.encode(texts[2]), together[2])
+
+
+def test_wrong_weights():
+    with pytest.raises(polyhead.InvalidArgumentError, match="weights: is 'int3', expected 'f32', 'bf16', 'f16', 'int8' or 'int4'"):
+        polyhead.SentenceEncoder(weights="int3")
+    with pytest.raises(TypeError, match="weights: is 8"):
+        polyhead.SentenceEncoder(weights=8)
+
+
 def test_a_text_does_not_depend_on_its_company(encoder):
     together = encoder.encode(texts)
     for batch_size in (1, 2, 5):
