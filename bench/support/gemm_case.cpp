@@ -17,7 +17,11 @@ std::size_t count(std::int64_t rows, std::int64_t columns) {
 }  // namespace
 
 GemmWeights::GemmWeights(const simd::GemmKernel& kernel, std::int64_t n, std::int64_t k, WeightType type)
-    : k_(k), weight_(count(n, k)), bias_(count(n, 1)), packed_(kernel.packed_bytes(n, k)) {
+    : k_(k),
+      weight_(count(n, k)),
+      bias_(count(n, 1)),
+      packed_(kernel.packed_bytes(n, k)),
+      rounds_rows_(type == WeightType::int8_dynamic) {
   weight_.fill_random(2, 1.0 / std::sqrt(static_cast<double>(k)));
   bias_.fill_random(3);
   simd::PackF32Args pack;
@@ -38,6 +42,7 @@ GemmWeights::GemmWeights(const simd::GemmKernel& kernel, std::int64_t n, std::in
       factor_ = 0x1p-11;  // of normal numbers; the others are too small to count
       break;
     case WeightType::int8:
+    case WeightType::int8_dynamic:
       factor_ = 1.0 / 253;
       block_ = k;
       break;
@@ -98,6 +103,10 @@ Check GemmCase::check() {
   Check result;
   const std::int64_t step = std::max<std::int64_t>(1, args_.m / 16);
   for (std::int64_t m = 0; m < args_.m; m += step) {
+    double row_rounding = 0;
+    for (std::int64_t k = 0; k < args_.k && weights_->rounds_rows(); ++k) {
+      row_rounding = std::max(row_rounding, std::abs(static_cast<double>(a_[static_cast<std::size_t>(m * args_.k + k)])) / 253);
+    }
     for (std::int64_t n = 0; n < args_.n; ++n) {
       double sum = weights_->bias()[static_cast<std::size_t>(n)], magnitude = std::abs(sum), rounding = 0;
       for (std::int64_t k = 0; k < args_.k; ++k) {
@@ -106,6 +115,9 @@ Check GemmCase::check() {
         sum += product;
         magnitude += std::abs(product);
         rounding += std::abs(static_cast<double>(a_[static_cast<std::size_t>(m * args_.k + k)])) * weights_->rounding(n, k);
+        rounding +=
+            row_rounding * (std::abs(static_cast<double>(weights_->weight()[static_cast<std::size_t>(n * args_.k + k)])) +
+                            weights_->rounding(n, k));
       }
       // One chain of k + 1 roundings, each of half a unit of at most the sum of magnitudes.
       result.take(c_[static_cast<std::size_t>(m * args_.n + n)], sum,

@@ -31,11 +31,13 @@ class GemmWeights {
   std::size_t packed_bytes() const { return packed_.size(); }
   // By how much W[n][k] may have been rounded (docs/semantics.md).
   double rounding(std::int64_t n, std::int64_t k) const;
+  bool rounds_rows() const { return rounds_rows_; }
 
  private:
   std::int64_t k_;
   AlignedArray weight_, bias_;
   platform::AlignedBuffer packed_;
+  bool rounds_rows_;
   double factor_ = 0;  // of the largest of `block_` weights along k, for what one of them is rounded by
   std::int64_t block_ = 1;
   std::vector<float> largest_;  // [n][blocks of k]

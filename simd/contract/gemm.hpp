@@ -16,6 +16,11 @@
 //         be shorter), truncated from the block's largest |W| / 7 or from the W that is largest / -8, whichever gives the
 //         smaller sum of squared errors (the first if equal)
 // An int8 column, or a block of int4, that holds something not finite is NaN.
+//
+// gemm_i8_i8 rounds rows of A too: q is the integer nearest to a * (127 / largest |A[m][.]|), both operations in f32, and the
+// row's scale is largest / 127. The sum of products of integers is exact, and C = sum * (row scale * column scale) + bias,
+// rounded once for each operation but the last two, which are one. A row whose largest is below 2^-100 counts as zeros, one
+// that holds something not finite gives NaN. Rows of more than 65,536 numbers stay f32, and C is gemm_f32_i8's.
 #pragma once
 
 #include <cstddef>

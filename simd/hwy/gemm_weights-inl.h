@@ -61,12 +61,15 @@ HWY_NOINLINE void WidenBlock(const unsigned char* panel, const unsigned char* sc
 #if HWY_HAVE_SCALABLE
 
 // Vectors without a fixed size cannot stand in arrays: a block is widened for any number of rows.
+template <class W>
 constexpr std::int64_t kRowsInRegisters = 0;
 
 #else
 
-// So many rows are cheaper widened anew for each tile of rows than by the block.
-constexpr std::int64_t kRowsInRegisters = 2 * kRowTile;
+// So many rows are cheaper widened anew for each tile of rows than by the block. On avx512 elements of 16 bits always are: Zen
+// 4 shifts beside its multiply-adds, and 8 rows run at their peak.
+template <class W>
+constexpr std::int64_t kRowsInRegisters = HWY_TARGET == HWY_AVX3 && !W::kHasScale ? std::int64_t{1} << 40 : 3 * kRowTile;
 
 // out[i][j] = start[j] + sum_k a[i][k] * b[k][j] for whole panels, k ascending.
 struct WeightsTile {
@@ -182,10 +185,11 @@ HWY_INLINE WeightsTileFunction WeightsTileFor(std::int64_t count, std::index_seq
   return kTiles[count - 1];
 }
 
-// Columns [args.n_begin, column_end), whole panels, for few rows in all: several panels side by side while a tile of one would
-// leave the multipliers waiting for each other.
+// Rows [row_begin, row_end) of columns [args.n_begin, column_end), whole panels: two panels side by side while a tile of one
+// would leave the multipliers waiting for each other.
 template <class W>
-HWY_INLINE void MultiplyInRegisters(const GemmF32Args& args, std::int64_t column_end) {
+HWY_INLINE void MultiplyInRegisters(const GemmF32Args& args, std::int64_t row_begin, std::int64_t row_end,
+                                    std::int64_t column_end) {
   alignas(64) float sums[kRowTile * 2 * kPanelWidth];
   const bool finish = args.activation != Activation::none || args.residual != nullptr;
   WeightsTile tile;
@@ -194,14 +198,14 @@ HWY_INLINE void MultiplyInRegisters(const GemmF32Args& args, std::int64_t column
   tile.panel_stride = kPanelWidth * BytesOfColumn<W>(args.k);
   tile.prefetch = kPrefetchPackedBytes;
   tile.k = args.k;
-  const std::int64_t tiles = (args.m + kRowTile - 1) / kRowTile, tile_rows = (args.m + tiles - 1) / tiles;
+  const std::int64_t tile_rows = EvenShare(row_end - row_begin, kRowTile, 1);
   for (std::int64_t column = args.n_begin; column < column_end;) {
-    const std::int64_t panels = args.m <= 2 && column_end - column >= 2 * kPanelWidth ? 2 : 1;
+    const std::int64_t panels = row_end - row_begin <= 2 && column_end - column >= 2 * kPanelWidth ? 2 : 1;
     const std::int64_t columns = panels * kPanelWidth;
     tile.panel = PackedPanel<W>(args, column);
     tile.start = args.bias ? args.bias + column : kZeros;
-    for (std::int64_t row = 0; row < args.m; row += tile_rows) {
-      const std::int64_t rows = Smaller(tile_rows, args.m - row);
+    for (std::int64_t row = row_begin; row < row_end; row += tile_rows) {
+      const std::int64_t rows = Smaller(tile_rows, row_end - row);
       tile.a = RowOf(args.a, args.a_stride, row);
       tile.out = finish ? sums : RowOf(args.c, args.c_stride, row) + column;
       tile.out_stride = finish ? columns * kFloatBytes : args.c_stride;
@@ -250,9 +254,16 @@ HWY_NOINLINE void RunWeightsGemm(const GemmF32Args& args) {
   alignas(64) float block[kWidenedK * kPanelWidth];
   const std::int64_t whole_end = args.n_end / kPanelWidth * kPanelWidth;
 #if !HWY_HAVE_SCALABLE
-  if (args.m <= kRowsInRegisters) {
-    MultiplyInRegisters<W>(args, whole_end);
-    if (whole_end < args.n_end) ComputeWeightsBuffered<W>(args, PanelAt(args, whole_end), 0, args.m, block);
+  if (args.m <= kRowsInRegisters<W>) {
+    // A's rows stay in the second-level cache while they pass over the panels.
+    std::int64_t most = kBlockABytes / (args.k * kFloatBytes);
+    most = Smaller(most < 3 * kRowTile ? 3 * kRowTile : most / kRowTile * kRowTile, kMaxBlockRows);
+    const std::int64_t share = EvenShare(args.m, most, kRowTile);
+    for (std::int64_t row = 0; row < args.m; row += share) {
+      const std::int64_t end = Smaller(args.m, row + share);
+      MultiplyInRegisters<W>(args, row, end, whole_end);
+      if (whole_end < args.n_end) ComputeWeightsBuffered<W>(args, PanelAt(args, whole_end), row, end - row, block);
+    }
     return;
   }
 #endif

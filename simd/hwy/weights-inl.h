@@ -66,6 +66,20 @@ HWY_INLINE hn::Vec<D> SignedField(D df, W words) {
   return hn::ConvertTo(df, hn::ShiftRight<32 - bits>(field));
 }
 
+// The same for fields of four bits. A permutation of 16 lanes looks at four bits of each, whatever the others are.
+#if HWY_TARGET == HWY_AVX3
+alignas(64) constexpr float kFourBits[] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+template <int index, class D, class W>
+HWY_INLINE hn::Vec<D> SignedFourBits(D df, W words) {
+  return hn::TableLookupLanes(hn::Load(df, kFourBits), hn::Indices512<float>{hn::ShiftRight<4 * index>(words).raw});
+}
+#else
+template <int index, class D, class W>
+HWY_INLINE hn::Vec<D> SignedFourBits(D df, W words) {
+  return SignedField<4, index>(df, words);
+}
+#endif
+
 // Each of these: kSteps, k in a row of the panel; kHasScale; kScaleSteps, k that share a scale, 0 for all of them;
 // Load<step>, k = step of a row for the lanes from `column` on.
 
@@ -163,7 +177,7 @@ struct Int4Weights {
   }
   template <int step, class D>
   static HWY_INLINE hn::Vec<D> Load(D df, const unsigned char* row, std::int64_t, std::int64_t column, hn::Vec<D> scale) {
-    return hn::Mul(SignedField<4, step>(df, LoadWords(df, row, column)), scale);
+    return hn::Mul(SignedFourBits<step>(df, LoadWords(df, row, column)), scale);
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> LoadScale(D df, const unsigned char* scales, std::int64_t k, std::int64_t padded,

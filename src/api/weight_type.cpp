@@ -14,6 +14,8 @@ const char* name(WeightType weights) noexcept {
       return "int8";
     case WeightType::int4:
       return "int4";
+    case WeightType::int8_dynamic:
+      return "int8_dynamic";
   }
   return "unknown";
 }

@@ -132,7 +132,7 @@ const std::vector<WeightType>& weight_types() {
       WeightType::f16,
 #endif
 #if defined(POLYHEAD_HAVE_I8)
-      WeightType::int8,
+      WeightType::int8, WeightType::int8_dynamic,
 #endif
 #if defined(POLYHEAD_HAVE_I4)
       WeightType::int4,
@@ -156,6 +156,8 @@ const simd::GemmKernel& gemm_kernel(const KernelTable& table, WeightType weights
 #if defined(POLYHEAD_HAVE_I8)
     case WeightType::int8:
       return *table.gemm_f32_i8;
+    case WeightType::int8_dynamic:
+      return *table.gemm_i8_i8;
 #endif
 #if defined(POLYHEAD_HAVE_I4)
     case WeightType::int4:

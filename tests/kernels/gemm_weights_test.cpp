@@ -19,7 +19,7 @@ std::vector<WeightsKernelCase> cases() {
     if (emulated && isa == Isa::reference) continue;  // the scalar kernels are many times slower still
     const dispatch::KernelTable& table = dispatch::kernel_table(isa);
     for (const WeightType type : dispatch::weight_types()) {
-      if (type == WeightType::f32) continue;
+      if (type == WeightType::f32 || type == WeightType::int8_dynamic) continue;
       all.push_back({std::string(name(type)) + "_" + name(isa), type, &dispatch::gemm_kernel(table, type), table.gemm_f32});
     }
   }

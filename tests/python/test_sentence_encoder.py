@@ -53,7 +53,7 @@ def test_without_normalisation(encoder, expected):
         reference.assert_close(actual, tokens.mean(0), 2e-5)
 
 
-@pytest.mark.parametrize("weights, least", [("bf16", 0.9999), ("f16", 0.999999), ("int8", 0.999), ("int4", 0.95)])
+@pytest.mark.parametrize("weights, least", [("bf16", 0.9999), ("f16", 0.999999), ("int8", 0.999), ("int4", 0.95), ("int8_dynamic", 0.98)])
 def test_weights_in_fewer_bits(encoder, weights, least):
     smaller = polyhead.SentenceEncoder(weights=weights)
     together = smaller.encode(texts)
@@ -64,7 +64,7 @@ def test_weights_in_fewer_bits(encoder, weights, least):
 
 
 def test_wrong_weights():
-    with pytest.raises(polyhead.InvalidArgumentError, match="weights: is 'int3', expected 'f32', 'bf16', 'f16', 'int8' or 'int4'"):
+    with pytest.raises(polyhead.InvalidArgumentError, match="weights: is 'int3', expected 'f32', 'bf16', 'f16', 'int8', 'int4' or 'int8_dynamic'"):
         polyhead.SentenceEncoder(weights="int3")
     with pytest.raises(TypeError, match="weights: is 8"):
         polyhead.SentenceEncoder(weights=8)

@@ -83,6 +83,7 @@ std::vector<float> rounded_weights(WeightType type, const std::vector<float>& we
                        [&](float weight) { return nearest(type == WeightType::bf16 ? DType::bf16 : DType::f16, weight); });
         break;
       case WeightType::int8:
+      case WeightType::int8_dynamic:
         if (k > 0) round_to_int8(from, k, to);
         break;
       case WeightType::int4:
@@ -95,10 +96,11 @@ std::vector<float> rounded_weights(WeightType type, const std::vector<float>& we
 
 std::vector<double> weight_error_bounds(WeightType type, const std::vector<float>& weights, std::int64_t n, std::int64_t k) {
   // What shares a scale is off by at most a part of the largest; else by a part of its own size.
-  const std::int64_t together = type == WeightType::int8 ? k : type == WeightType::int4 ? int4_block : 1;
+  const bool is_int8 = type == WeightType::int8 || type == WeightType::int8_dynamic;
+  const std::int64_t together = is_int8 ? k : type == WeightType::int4 ? int4_block : 1;
   const double part = type == WeightType::bf16   ? 0x1p-8
                       : type == WeightType::f16  ? 0x1p-11
-                      : type == WeightType::int8 ? (1 + 0x1p-20) / 254
+                      : is_int8                  ? (1 + 0x1p-20) / 254
                       : type == WeightType::int4 ? 2.0 / 15
                                                  : 0.0;
   const double least = type == WeightType::f16 ? 0x1p-25 : 0.0;
