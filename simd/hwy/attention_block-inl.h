@@ -22,7 +22,6 @@ struct RowBlock {
   float* sums;                 // [value_dim][width]
   float* shift;                // [width]: m
   float* denominator;          // [width]: l
-  float* rounded = nullptr;    // [width]: likewise of the weights as values were multiplied with them, where those are rounded
   std::int32_t* query_offset;  // [width]: t - t_first
   std::int64_t first_row;
   std::int64_t t_first, t_last;
@@ -58,22 +57,12 @@ static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* fa
   if (!block.started) {
     for (size_t i = 0; i < value_dim * block.width; i += lanes) hn::Store(zero, df, block.sums + i);
     for (size_t j = 0; j < block.width; j += lanes) hn::Store(zero, df, block.denominator + j);
-    for (size_t j = 0; block.rounded && j < block.width; j += lanes) hn::Store(zero, df, block.rounded + j);
   }
-  // Sums of rounded weights belong to a rounded denominator: so a row that sees one key gives that key's value.
-  const auto correct_rounding = [&]() HWY_ATTR {
-    for (size_t j = 0; block.rounded && j < block.width; j += lanes) {
-      const Floats rounded = hn::Load(df, block.rounded + j);
-      const Floats ratio = hn::IfThenElse(hn::Eq(rounded, zero), one, hn::Div(hn::Load(df, block.denominator + j), rounded));
-      hn::Store(hn::Mul(ratio, hn::Load(df, factor + j)), df, factor + j);
-    }
-  };
   for (size_t j = 0; j < block.width; j += lanes) {
     const Floats l = hn::Load(df, block.denominator + j);
     hn::Store(args.partial ? one : hn::IfThenElse(hn::Eq(l, zero), zero, hn::Div(one, l)), df, factor + j);
   }
   if (args.partial) {
-    correct_rounding();
     const std::int64_t row_floats = args.value_dim + 2;
     const RowMap<float> rows = {args.partial, row_floats * static_cast<std::ptrdiff_t>(sizeof(float)), 0, 1};
     const bool nan =
@@ -93,7 +82,6 @@ static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* fa
   if (args.sink) {
     for (size_t lane = 0; lane < block.rows; ++lane) factor[lane] = with_sink(lane).factor;
   }
-  correct_rounding();
   const RowMap<T> out = {static_cast<T*>(args.out), args.out_stride, args.out_head_stride, args.group};
   const bool nan = LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
   if (args.lse) {

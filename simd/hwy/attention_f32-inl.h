@@ -19,7 +19,8 @@
 // both ways give the same bits to all rows that are finite.
 //
 // The shift m is the running maximum rounded up to an integer in log2 units, which makes the rescale factor an exact power of
-// two and rare: a row whose shift stays is multiplied by exactly 1, so its bits do not depend on its neighbours.
+// two and rare: a row whose shift stays is multiplied by exactly 1, so its bits do not depend on its neighbours. (Of pairs it
+// is the maximum itself.)
 #pragma once
 
 #include "simd/contract/attention.hpp"
@@ -173,7 +174,7 @@ struct Tile {
   bool selects;           // V holds non-finite values, which must not reach rows that exclude their keys
   Prefetch<T>* prefetch;  // nullptr: nothing to fetch
   float* scores;          // [kKeyBlock][width]
-  float* statistics;      // 4 * width floats: new maximum, sum, alpha, sum of rounded weights
+  float* statistics;      // 3 * width floats: new maximum, sum, alpha
   // Where the tile's keys are read in place and lie in several pages: the call whose keys they are, and the block's first. key
   // and value then count for nothing.
   const AttentionF32Args* apart;
@@ -299,14 +300,13 @@ HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>&, const RowBlock&, const T
 #endif
 
 template <bool kMarkExcluded, class T>
-HWY_INLINE void ComputeTileWeights(const RowBlock& block, const Tile<T>& tile, float factor, float* sum, float* rounded) {
+HWY_INLINE void ComputeTileWeights(const RowBlock& block, const Tile<T>& tile, float factor, float* sum) {
   if constexpr (kNumbersAWord<T> == 1) {
     (void)factor;
-    (void)rounded;
     ComputeWeights<kMarkExcluded>(tile.scores, block.width, tile.begin, tile.end, block.shift, sum);
   } else {
     ComputeWeightPairs<typename ProductsOf<T>::type, kMarkExcluded>(tile.scores, block.width, tile.begin, tile.end, block.shift,
-                                                                    factor, sum, rounded);
+                                                                    factor, sum);
   }
 }
 
@@ -319,7 +319,6 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
   float* HWY_RESTRICT max = tile.statistics;
   float* HWY_RESTRICT sum = max + width;
   float* HWY_RESTRICT alpha = sum + width;
-  float* HWY_RESTRICT rounded = alpha + width;
   float* scores = tile.scores + tile.begin * width;
   const Stairs<kVectors> stairs = FindStairs<kVectors>(block, tile);
   const size_t keys = stairs.start[1] - tile.begin;
@@ -358,26 +357,24 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
   for (size_t j = 0; j < width; j += lanes) {
     const Floats old_shift = hn::Load(df, block.shift + j);
     Floats shift = hn::Load(df, max + j);
-    if constexpr (kNumbersAWord<T> > 1) shift = hn::Max(hn::Mul(hn::Set(df, factor), shift), old_shift);
-    shift = hn::Ceil(shift);
+    if constexpr (kNumbersAWord<T> == 1) {
+      shift = hn::Ceil(shift);
+    } else {
+      shift = hn::Max(hn::Mul(hn::Set(df, factor), shift), old_shift);
+    }
     same = same && hn::AllTrue(df, hn::Eq(shift, old_shift));
     hn::Store(Exp2OfDifference(df, old_shift, shift), df, alpha + j);
     hn::Store(shift, df, block.shift + j);
   }
   if (HWY_UNLIKELY(tile.selects)) {
-    ComputeTileWeights<true>(block, tile, factor, sum, rounded);
+    ComputeTileWeights<true>(block, tile, factor, sum);
   } else {
-    ComputeTileWeights<false>(block, tile, factor, sum, rounded);
+    ComputeTileWeights<false>(block, tile, factor, sum);
   }
   for (size_t j = 0; j < width; j += lanes) {
     Floats l = hn::Load(df, sum + j);
     if (block.started) l = hn::MulAdd(hn::Load(df, alpha + j), hn::Load(df, block.denominator + j), l);
     hn::Store(l, df, block.denominator + j);
-    if constexpr (kNumbersAWord<T> > 1) {
-      Floats r = hn::Load(df, rounded + j);
-      if (block.started) r = hn::MulAdd(hn::Load(df, alpha + j), hn::Load(df, block.rounded + j), r);
-      hn::Store(r, df, block.rounded + j);
-    }
   }
 
   const ValueMode mode = !block.started ? ValueMode::overwrite : same ? ValueMode::add : ValueMode::scale;
@@ -438,11 +435,10 @@ struct Workspace {
       block.sums = carver.Take<float>(static_cast<size_t>(value_dim) * width);
       block.shift = carver.Take<float>(width);
       block.denominator = carver.Take<float>(width);
-      if constexpr (kNumbersAWord<T> > 1) block.rounded = carver.Take<float>(width);
       block.query_offset = carver.Take<std::int32_t>(width);
     }
     scores = carver.Take<float>(kKeyBlock * width);
-    statistics = carver.Take<float>(4 * width);
+    statistics = carver.Take<float>(3 * width);
     mask.Place(carver, kKeyBlock, width);
     value_states = carver.Take<ValueState>(static_cast<size_t>(key_count) / kKeyBlock + 2);
     if constexpr (!kReadsInPlace<T>) {

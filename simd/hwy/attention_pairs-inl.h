@@ -8,12 +8,14 @@
 //   V [key][e]     [key / 2][e]        likewise, interleaved
 //
 // Scale * log2(e) would round the queries, so only its power of two goes into them (and its sign); the rest, between 1 and 2,
-// multiplies the scores where they become weights. A product is rounded before the shift is taken off it, as the maximum is that
-// the shift comes from: a multiply-add would leave half a unit of a large score above it, and 2^x would overflow.
+// multiplies the scores where they become weights. A product is rounded before the shift is taken off it, as the maximum is
+// that the shift comes from: a multiply-add would leave half a unit of a large score above it, and 2^x would overflow.
 //
-// Weights are summed twice. The lse is that of the sum before they are rounded. Results are divided by the sum after, which is
-// what their weights come to: a row that sees one key is that key's value, and rounding costs a result 2^-8 of the mean
-// distance of the values that it sees from it, 2^-8 max|v| at most.
+// The shift is the running maximum itself: the largest weight of a block that raises it is exactly 1 then and loses nothing by
+// rounding, which counts where few weights make up a row. Rescaling is no longer rare, and costs 1 % at most.
+//
+// The denominator sums the weights before they are rounded: the lse is f32's, and rounding costs a result 2^-8 max|v| at most.
+// A row that sees one key is that key's value.
 #pragma once
 
 #include <cmath>
@@ -34,7 +36,8 @@ namespace {
 // What a kernel's template is given for its element where products are taken in pairs. Products has, beside what tiles need
 // (SingleProducts in attention_tile-inl.h),
 //   static Floats Pairs(Floats low, Floats high)    both rounded to bf16, to nearest even; NaN stays NaN, -0 stays -0
-//   static Floats Rounded(Floats a, Floats b)       a * b, rounded whatever comes next: gcc makes multiply-adds of products and sums
+//   static Floats Rounded(Floats a, Floats b)       a * b, rounded whatever comes next: gcc makes multiply-adds of products and
+//   sums
 template <class Products>
 struct Bf16Pairs {};
 
@@ -144,19 +147,18 @@ static inline void StoreLastOfRow(const Bf16* row, size_t columns, float* to) {
 }
 
 // P = 2^(factor * S - m) for keys [begin, end), pairs in place of scores; sum = the weights' sum a row before they are rounded,
-// in groups of four keys as ComputeWeights has it, rounded = after. With kMarkExcluded, weights of scores of -inf are -0, and
-// so is what a last pair lacks.
+// in groups of four keys as ComputeWeights has it. With kMarkExcluded, weights of scores of -inf are -0, and so is what a last
+// pair lacks.
 template <class Products, bool kMarkExcluded>
 static HWY_NOINLINE void ComputeWeightPairs(float* HWY_RESTRICT scores, size_t width, size_t begin, size_t end,
-                                            const float* HWY_RESTRICT shift, float factor, float* HWY_RESTRICT sum,
-                                            float* HWY_RESTRICT rounded) {
+                                            const float* HWY_RESTRICT shift, float factor, float* HWY_RESTRICT sum) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
   const Floats minus_infinity = hn::Set(df, kMinusInfinity), absent = hn::Set(df, kMarkExcluded ? -0.0f : 0.0f);
-  const Floats f = hn::Set(df, factor), ones = hn::BitCast(df, hn::Set(WordTag(), 0x3F803F80u));
+  const Floats f = hn::Set(df, factor);
   for (size_t column = 0; column < width; column += lanes) {
     const Floats m = hn::Load(df, shift + column);
-    Floats total = hn::Zero(df), total_rounded = total;
+    Floats total = hn::Zero(df);
     const auto mark = [&](Floats s, Floats p) POLYHEAD_INLINED HWY_ATTR {
       return kMarkExcluded ? hn::IfThenElse(hn::Eq(s, minus_infinity), absent, p) : p;
     };
@@ -170,10 +172,8 @@ static HWY_NOINLINE void ComputeWeightPairs(float* HWY_RESTRICT scores, size_t w
       Exp2Of4(df, p0, p1, p2, p3);
       p0 = mark(s0, p0), p1 = mark(s1, p1), p2 = mark(s2, p2), p3 = mark(s3, p3);
       float* HWY_RESTRICT to = scores + key / 2 * width + column;
-      const Floats pair0 = Products::Pairs(p0, p1), pair1 = Products::Pairs(p2, p3);
-      hn::Store(pair0, df, to);
-      hn::Store(pair1, df, to + width);
-      total_rounded = Products::Add(ones, pair1, Products::Add(ones, pair0, total_rounded));
+      hn::Store(Products::Pairs(p0, p1), df, to);
+      hn::Store(Products::Pairs(p2, p3), df, to + width);
       total = hn::Add(total, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)));
     }
     if (key < end) {
@@ -184,14 +184,11 @@ static HWY_NOINLINE void ComputeWeightPairs(float* HWY_RESTRICT scores, size_t w
       };
       const Floats p0 = weight(key), p1 = weight(key + 1), p2 = weight(key + 2);
       float* HWY_RESTRICT to = scores + key / 2 * width + column;
-      const Floats pair0 = Products::Pairs(p0, p1), pair1 = Products::Pairs(p2, absent);
-      hn::Store(pair0, df, to);
-      if (key + 2 < end) hn::Store(pair1, df, to + width);
-      total_rounded = Products::Add(ones, pair1, Products::Add(ones, pair0, total_rounded));
+      hn::Store(Products::Pairs(p0, p1), df, to);
+      if (key + 2 < end) hn::Store(Products::Pairs(p2, absent), df, to + width);
       total = hn::Add(total, hn::Add(hn::Add(p0, p1), p2));
     }
     hn::Store(total, df, sum + column);
-    hn::Store(total_rounded, df, rounded + column);
   }
 }
 
