@@ -345,7 +345,7 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
   float factor = tile.factor;
   if (tile.mask) {
     if constexpr (kNumbersAWord<T> > 1) {
-      if (tile.mask->WantsLog2Units()) {
+      if (tile.mask->WantsScaledScores()) {
         MultiplyScores(scores, (tile.end - tile.begin) * width, factor);
         factor = 1.0f;
       }

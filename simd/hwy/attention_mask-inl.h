@@ -35,7 +35,7 @@ struct TileMask {
   TileChange change;
 
   // Whether anything is done to scores but excluding some.
-  bool WantsLog2Units() const { return bias != Varies::absent || change.Wanted(); }
+  bool WantsScaledScores() const { return bias != Varies::absent || change.Wanted(); }
   bool Changes() const { return structural || boolean != Varies::absent || bias != Varies::absent || change.Wanted(); }
 };
 

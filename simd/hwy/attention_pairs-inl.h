@@ -139,7 +139,7 @@ static inline void StoreLastOfRow(const Bf16* row, size_t columns, float* to) {
   }
 }
 
-// Scores in log2 units, for what is added to them before they become weights.
+// Scores in their full scale, for what is done to them before they become weights.
 [[maybe_unused]] static HWY_NOINLINE void MultiplyScores(float* HWY_RESTRICT scores, size_t count, float factor) {
   const FloatTag df;
   const Floats f = hn::Set(df, factor);

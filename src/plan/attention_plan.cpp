@@ -309,10 +309,12 @@ std::vector<std::string> AttentionPlan::changes_of_every_score() const {
 
 std::vector<std::string> AttentionPlan::why_not_faster(const Explanation& told) const {
   std::vector<std::string> why;
+  const dispatch::AttentionKernels served = dispatch::attention_kernels(kernels_, maximum_.dtype);
   bool better = false;
   const dispatch::CpuFeatures& features = dispatch::cpu_features();
   for (const Isa isa : dispatch::runnable(features, dispatch::built_isas())) {
-    if (better) {
+    const dispatch::AttentionKernels others = dispatch::attention_kernels(dispatch::kernel_table(isa), maximum_.dtype);
+    if (better && (others.transposed != served.transposed || others.decode != served.decode)) {
       why.push_back(std::string(dispatch::isa_name(isa)) + " runs here: " +
                     (dispatch::chosen_unasked(isa, features)
                          ? "the runtime was made for a plainer instruction set"
@@ -320,7 +322,6 @@ std::vector<std::string> AttentionPlan::why_not_faster(const Explanation& told) 
     }
     better = better || isa == kernels_.isa;
   }
-  const dispatch::AttentionKernels served = dispatch::attention_kernels(kernels_, maximum_.dtype);
   if (precision_ == Precision::strict && choice_.kernel == served.transposed && served.fast != served.transposed) {
     why.push_back(std::string("precision is strict: fast would take ") + served.fast->name);
   }
