@@ -8,9 +8,8 @@
 namespace polyhead {
 
 // Weights are rounded once, when a layer is made, and widened as they are read; inputs, sums and outputs are f32 (int8_dynamic:
-// inputs are rounded as well). Fewer bits
-// are less to keep and less to read, which is most of the time where rows are few. docs/semantics.md states what each rounds to
-// and the error bounds. Biases, norms and embeddings stay f32.
+// inputs are rounded as well). Fewer bits are less to keep and less to read, which is most of the time where rows are few.
+// docs/semantics.md states what each rounds to and the error bounds. Biases, norms and embeddings stay f32.
 enum class WeightType : std::uint8_t {
   f32 = 0,
   bf16 = 1,          // 2 bytes: the nearest bf16

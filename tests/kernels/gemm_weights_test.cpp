@@ -20,7 +20,7 @@ std::vector<WeightsKernelCase> cases() {
     const dispatch::KernelTable& table = dispatch::kernel_table(isa);
     for (const WeightType type : dispatch::weight_types()) {
       if (type == WeightType::f32 || type == WeightType::int8_dynamic) continue;
-      all.push_back({std::string(name(type)) + "_" + name(isa), type, &dispatch::gemm_kernel(table, type), table.gemm_f32});
+      all.push_back({std::string(name(isa)) + "_" + name(type), type, &dispatch::gemm_kernel(table, type), table.gemm_f32});
     }
   }
   return all;
