@@ -289,7 +289,7 @@ typedef struct polyhead_attention_spec {
   int32_t has_sink;          /* exp(sink[h]) is added to the softmax's denominator */
   polyhead_precision precision;
   const polyhead_relative_bias* relative_bias; /* NULL: none; copied. In the place of a bias */
-  const polyhead_score_mod* score_mod; /* NULL: none; copied */
+  const polyhead_score_mod* score_mod;         /* NULL: none; copied */
 } polyhead_attention_spec;
 
 /* Views are logical [batch, heads, length, dim] with any strides; a tensor that is not given is NULL. An output that overlaps

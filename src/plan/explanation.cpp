@@ -90,6 +90,7 @@ std::string to_text(const Explanation& e) {
     add("             %s for the last %lld row%s of a kv head, which would leave most of a vector idle\n",
         e.rest_kernel.c_str(), number(e.rest_rows), e.rest_rows > 1 ? "s" : "");
   }
+  add("isa          %s\n", e.isa.c_str());
   add("precision    %s\n",
       e.precision_asked == e.precision ? e.precision.c_str() : "fast: computed as strict, no faster kernel serves this");
   add("dtype        %s\n", e.dtype.c_str());
