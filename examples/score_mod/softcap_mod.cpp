@@ -3,7 +3,7 @@
 
 static constexpr auto softcap = [](const Softcap& given, std::int64_t /*batch*/, auto /*head*/) {
   const float cap = given.cap, reciprocal = 1.0f / given.cap;
-  return [cap, reciprocal](auto score, auto /*query*/, auto /*key*/) { return cap * xsimd::tanh(score * reciprocal); };
+  return [cap, reciprocal](auto score, auto /*query*/, auto /*key*/) { return cap * polyhead::quick_tanh(score * reciprocal); };
 };
 
 POLYHEAD_SCORE_MOD(softcap_mod, Softcap, softcap)

@@ -266,6 +266,25 @@ __attribute__((always_inline)) inline xsimd::batch<Element, typename Index::arch
   return Elements::load_aligned(read);
 }
 
+// The hyperbolic tangent, with a relative error of at most 3 * 2^-24 and quicker than xsimd's where all lanes lie within +-1,
+// as scores divided by a cap mostly do. Below 1 x (1 + x^2 P(x^2)), a minimax polynomial of degree 6; from there on 1 - 2 e /
+// (1 + e), e = exp(-2 |x|).
+template <class Floats>
+__attribute__((always_inline)) inline Floats quick_tanh(Floats x) {
+  const Floats u = xsimd::abs(x), z = x * x;
+  Floats p(-0.0003584515120231174f);
+  for (const float coefficient : {0.0023013628641383056f, -0.007946104028950716f, 0.021486655920046366f, -0.05387980213102989f,
+                                  0.13332344563429493f, -0.3333329543135741f}) {
+    p = xsimd::fma(p, z, Floats(coefficient));
+  }
+  const Floats near = xsimd::fma(x * z, p, x);
+  const auto is_near = u < Floats(1.0f);
+  if (xsimd::all(is_near)) return near;
+  const Floats e = xsimd::exp(Floats(-2.0f) * u);
+  const Floats far = Floats(1.0f) - Floats(2.0f) * e / (Floats(1.0f) + e);
+  return xsimd::select(is_near, near, xsimd::copysign(far, x));
+}
+
 // Lambdas and what they have captured. Converts to a ScoreMod that points to it.
 template <class Score, class Mask, class Classify>
 class OwnScoreMod {

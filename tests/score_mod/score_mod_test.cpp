@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -149,6 +150,25 @@ TEST(LambdaTiles, TakesAnyNumberOfLanes) {
           EXPECT_NE(std::string(error.what()).find("a key's place is 1099511627776"), std::string::npos) << error.what();
         }
       }
+}
+
+TEST(LambdaTiles, QuickTanhIsATangent) {
+  using Floats = xsimd::batch<float>;
+  double worst = 0;
+  const auto check = [&](float x) {
+    alignas(64) float values[Floats::size];
+    for (std::size_t i = 0; i < Floats::size; ++i) values[i] = i == 0 ? x : 0.5f;  // beside a near one
+    quick_tanh(Floats::load_aligned(values)).store_aligned(values);
+    const double expected = std::tanh(static_cast<double>(x));
+    worst = std::max(worst, std::fabs(static_cast<double>(values[0]) - expected) / std::fabs(expected));
+  };
+  for (float x = 1e-6f; x < 60; x *= 1.0007f) check(x), check(-x);
+  for (const float x : {0.999999f, 1.0f, 1.000001f, 100.0f, 1e30f, std::numeric_limits<float>::max()}) check(x), check(-x);
+  EXPECT_LE(worst, 3 * 0x1p-24);
+  const float unbounded = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(quick_tanh(Floats(unbounded)).get(0), 1.0f);
+  EXPECT_EQ(quick_tanh(Floats(-unbounded)).get(0), -1.0f);
+  EXPECT_TRUE(std::isnan(quick_tanh(Floats(std::numeric_limits<float>::quiet_NaN())).get(0)));
 }
 
 // The table has what this build compiled.
