@@ -1,6 +1,6 @@
 // Decoding over a KvCache: each call appends a token to every sequence and attends to all of it. Beside it, decode/* is the
 // same loop over plain arrays. cache/<shape>-contiguous; -paged: pages of 128 tokens that lie anywhere in memory; -ring: a ring
-// that has gone round, whose window is all that it holds.
+// that has gone round, whose window is all that it holds. Caches of bf16 and f16 have that in their names (--dtypes).
 #include <algorithm>
 #include <random>
 #include <utility>
@@ -52,9 +52,8 @@ class CacheCase final : public BenchCase {
       attention_->poison();
       run();
     }
-    disturb(*static_cast<float*>(attention_->inputs().out.data));
     attention_->set_key_length(workload_.key_length);
-    return attention_->compare();
+    return attention_->compare_disturbed([this](float& element) { disturb(element); });
   }
 
   void evict() const override { evict_all(); }
@@ -77,6 +76,7 @@ class CacheCase final : public BenchCase {
     spec.kv_heads = w.kv_heads;
     spec.head_dim = w.head_dim;
     spec.value_dim = w.value_dim;
+    spec.dtype = w.dtype;
     if (kind != CacheKind::paged) spec.capacity = w.key_length;
     if (kind == CacheKind::ring) spec.window = w.key_length;
     if (kind == CacheKind::paged) spec.page_tokens = page_tokens;
@@ -92,6 +92,7 @@ class CacheCase final : public BenchCase {
     spec.key_length = std::max(w.key_length, cache.plan_key_length());
     spec.head_dim = w.head_dim;
     spec.value_dim = w.value_dim;
+    spec.dtype = w.dtype;
     spec.mask = w.mask() & Mask::key_lengths();
     return spec;
   }
@@ -117,7 +118,7 @@ class CacheCase final : public BenchCase {
     fresh.key = attention_->inputs().key;
     fresh.value = attention_->inputs().value;
     for (TensorView* view : {&fresh.key, &fresh.value}) {
-      view->data = static_cast<float*>(view->data) + begin * view->strides[2];
+      view->data = static_cast<char*>(view->data) + begin * view->strides[2] * size_in_bytes(view->dtype);
       view->shape[2] = end - begin;
     }
     return fresh;
@@ -135,17 +136,20 @@ class CacheCase final : public BenchCase {
 }  // namespace
 
 void register_caches(const SuiteOptions& options) {
-  for (const AttentionWorkload& workload : attention_workloads()) {
-    if (workload.query_length != 1) continue;
-    for (const auto& [kind, name] : {std::pair(CacheKind::contiguous, "contiguous"), std::pair(CacheKind::paged, "paged"),
-                                     std::pair(CacheKind::ring, "ring")}) {
-      for (const Isa isa : options.isas) {
-        if (too_slow(isa, workload.flops())) continue;
-        for (const int threads : options.threads) {
-          register_case(options, {"cache/" + workload.name.substr(workload.name.find('-') + 1) + "-" + name, isa, threads,
-                                  [&workload, kind = kind, isa, threads] {
-                                    return std::make_unique<CacheCase>(workload, kind, make_runtime(isa, threads));
-                                  }});
+  for (const AttentionWorkload& named : attention_workloads()) {
+    if (named.query_length != 1) continue;
+    for (const DType dtype : options.dtypes) {
+      const AttentionWorkload workload = named.of_dtype(dtype);
+      for (const auto& [kind, name] : {std::pair(CacheKind::contiguous, "contiguous"), std::pair(CacheKind::paged, "paged"),
+                                       std::pair(CacheKind::ring, "ring")}) {
+        for (const Isa isa : options.isas) {
+          if (too_slow(isa, workload.flops())) continue;
+          for (const int threads : options.threads) {
+            register_case(options, {"cache/" + workload.name.substr(workload.name.find('-') + 1) + "-" + name, isa, threads,
+                                    [workload, kind = kind, isa, threads] {
+                                      return std::make_unique<CacheCase>(workload, kind, make_runtime(isa, threads));
+                                    }});
+          }
         }
       }
     }

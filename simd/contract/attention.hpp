@@ -25,10 +25,12 @@ struct ScoreMod;  // simd/contract/score_mod.hpp
 
 // One batch item and kv head. Strides are in bytes and may be 0 or negative; head_dim and value_dim elements are contiguous.
 //
-// query, key, value and out are of the kernel's element; all else is as it says. Elements are widened exactly, scores, weights
-// and sums are f32, and a result is rounded to the element once, to nearest even: what is too large for it becomes infinite.
-// Denormal elements of f16 count as what they are; those of bf16 and f32 may be flushed to zero.
+// key and value are of the kernel's element, query and out too unless the call says otherwise; all else is as it says. Elements
+// are widened exactly, scores, weights and sums are f32, and a result is rounded to out's element once, to nearest even: what
+// is too large for it becomes infinite. Denormal elements of f16 count as what they are; those of bf16 and f32 may be flushed
+// to zero.
 struct AttentionArgs {
+  Element query_element = Element::of_keys, out_element = Element::of_keys;
   const void* query = nullptr;  // row r at query + t * query_stride + g * query_head_stride
   std::ptrdiff_t query_stride = 0;
   std::ptrdiff_t query_head_stride = 0;
@@ -131,7 +133,7 @@ struct AttentionKernel {
   // Enough for any row and key range with at most key_count keys.
   std::size_t (*scratch_bytes)(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count);
   void (*run)(const AttentionArgs& args);
-  Element element = Element::f32;  // of query, key, value and out
+  Element element = Element::f32;  // of key and value
 };
 
 struct MergeKernel {

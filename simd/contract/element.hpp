@@ -5,7 +5,8 @@
 
 namespace polyhead::simd {
 
-enum class Element : std::uint8_t { f32, bf16, f16 };
+// of_keys: that of the call's keys and values, which is the kernel's own.
+enum class Element : std::uint8_t { f32, bf16, f16, of_keys };
 
 // The types of 16 bits, plain storage: not every compiler has them, and none computes with them on every target.
 struct Bf16 {  // the upper half of an f32
@@ -29,5 +30,11 @@ template <>
 struct ElementOf<F16> {
   static constexpr Element value = Element::f16;
 };
+
+// What a call's query or out is stored as, where its keys are elements of T.
+template <class T>
+static constexpr Element element_beside(Element given) {
+  return given == Element::of_keys ? ElementOf<T>::value : given;
+}
 
 }  // namespace polyhead::simd

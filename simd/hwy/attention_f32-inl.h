@@ -466,13 +466,18 @@ static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, flo
   block.first_row = first_row;
   block.rows = NextBlockRows<Shape>(args.row_end - first_row, lanes);
   block.width = (block.rows + lanes - 1) / lanes * lanes;
-  using Stored = typename StoredAs<T>::type;
-  const RowMap<const Stored> query = {static_cast<const Stored*>(args.query), args.query_stride, args.query_head_stride,
-                                      args.group};
   if constexpr (kNumbersAWord<T> == 1) {
-    RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query,
-                      fetches_rows);
-  } else {
+    WithElement(element_beside<T>(args.query_element), [&](auto element) HWY_ATTR {
+      using Query = decltype(element);
+      const RowMap<const Query> query = {static_cast<const Query*>(args.query), args.query_stride, args.query_head_stride,
+                                         args.group};
+      RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query,
+                        fetches_rows);
+    });
+  } else {  // of calls whose query and out are of the keys' element alone
+    using Stored = typename StoredAs<T>::type;
+    const RowMap<const Stored> query = {static_cast<const Stored*>(args.query), args.query_stride, args.query_head_stride,
+                                        args.group};
     PairsToLanes(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), PartsOfScale(scale).power,
                  block.query, fetches_rows);
   }
@@ -496,7 +501,9 @@ class AttentionRun {
     factor_ = kNumbersAWord<T> == 1 ? 1.0f : PartsOfScale(scale).factor;
     const std::int64_t bytes =
         (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * static_cast<std::int64_t>(sizeof(Stored));
-    fetches_rows_ = args_.row_end - args_.row_begin > static_cast<std::int64_t>(Shape::kVectors * hn::Lanes(FloatTag()));
+    fetches_rows_ = args_.row_end - args_.row_begin > static_cast<std::int64_t>(Shape::kVectors * hn::Lanes(FloatTag())) &&
+                    element_beside<Stored>(args_.query_element) == element_beside<Stored>(args_.out_element) &&
+                    element_beside<Stored>(args_.query_element) == ElementOf<Stored>::value;
     for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
       fetch_ = row == args_.row_begin || bytes > kCachedBytes;
       size_t count = 0;

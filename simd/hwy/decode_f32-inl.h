@@ -174,16 +174,23 @@ class DecodeRun {
 
  private:
   void Start(const AttentionF32Args& args, std::int64_t first_row) {
+    WithElement(element_beside<T>(args.query_element),
+                [&](auto element) HWY_ATTR { StartRows<decltype(element)>(args, first_row); });
+  }
+
+  template <class Query>
+  HWY_NOINLINE void StartRows(const AttentionF32Args& args, std::int64_t first_row) {
     const FloatTag df;
     const size_t lanes = hn::Lanes(df);
     const Floats scale = hn::Set(df, ScaleOfScores(args));
     const size_t head_dim = static_cast<size_t>(args.head_dim);
-    const RowMap<const T> query = {static_cast<const T*>(args.query), args.query_stride, args.query_head_stride, args.group};
+    const RowMap<const Query> query = {static_cast<const Query*>(args.query), args.query_stride, args.query_head_stride,
+                                       args.group};
     for (size_t i = 0; i < rows_; ++i) {
       const std::int64_t row = first_row + static_cast<std::int64_t>(i);
       query_of_row_[i] = args.group == 1 ? row : row / args.group;
       head_of_row_[i] = row - query_of_row_[i] * args.group;
-      const T* HWY_RESTRICT from = query.At(row);
+      const Query* HWY_RESTRICT from = query.At(row);
       float* HWY_RESTRICT to = query_ + i * query_floats_;
       size_t d = 0;
       for (; d + lanes <= head_dim; d += lanes) hn::Store(hn::Mul(LoadElements(df, from + d), scale), df, to + d);
@@ -432,9 +439,17 @@ class DecodeRun {
 
   // Writes the rows' results and returns true when there is a NaN among the sums.
   bool Finish(const AttentionF32Args& args, std::int64_t first_row) {
+    bool nan = false;
+    WithElement(element_beside<T>(args.out_element),
+                [&](auto element) HWY_ATTR { nan = FinishRows<decltype(element)>(args, first_row); });
+    return nan;
+  }
+
+  template <class Out>
+  HWY_NOINLINE bool FinishRows(const AttentionF32Args& args, std::int64_t first_row) {
     const FloatTag df;
     const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
-    const RowMap<T> out = {static_cast<T*>(args.out), args.out_stride, args.out_head_stride, args.group};
+    const RowMap<Out> out = {static_cast<Out*>(args.out), args.out_stride, args.out_head_stride, args.group};
     const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
     const RowMap<const float> sinks = {args.sink, 0, args.sink_stride, args.group};
     auto nan = hn::MaskFromVec(hn::Zero(df));

@@ -94,6 +94,19 @@ HWY_INLINE Bits16<D> Narrow(D df, hn::Vec<D> v, F16) {
   }
 }
 
+// function(T()) for the type of an element that a call names.
+template <class Function>
+HWY_INLINE void WithElement(Element element, const Function& function) {
+  switch (element) {
+    case Element::bf16:
+      return function(Bf16());
+    case Element::f16:
+      return function(F16());
+    default:
+      return function(float());
+  }
+}
+
 // As many elements as D has lanes, at any address.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadElements(D df, const float* from) {

@@ -1,5 +1,5 @@
 // Attention and merging in scalar arithmetic: for each row the scores of all allowed keys, then the weighted sum of their
-// values. A key that is not allowed is never read. Query, key, value and out are elements of T.
+// values. A key that is not allowed is never read. Key and value are elements of T, query and out of what the call says.
 #pragma once
 
 #include "simd/contract/attention.hpp"
@@ -49,10 +49,11 @@ bool is_allowed(const AttentionF32Args& args, std::int64_t t, std::int64_t g, st
 // The scaled and capped score, in natural-log units.
 template <class T>
 double capped_score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
-  const T* query = at(static_cast<const T*>(args.query), args.query_stride * t + args.query_head_stride * g);
+  const void* query = at(args.query, args.query_stride * t + args.query_head_stride * g);
+  const Element query_element = element_beside<T>(args.query_element);
   const T* key = row_of_key<T>(args, s);
   double dot = 0.0;
-  for (std::int64_t d = 0; d < args.head_dim; ++d) dot += to_double(query[d]) * to_double(key[d]);
+  for (std::int64_t d = 0; d < args.head_dim; ++d) dot += load(query, query_element, d) * to_double(key[d]);
   const double score = args.scale * dot;
   return args.softcap > 0.0 ? args.softcap * tanh(score / args.softcap) : score;
 }
@@ -195,10 +196,11 @@ POLYHEAD_NOINLINE void attend_rows(const AttentionF32Args& args) {
       partial[args.value_dim + 1] = static_cast<float>(denominator);
       continue;
     }
-    T* out = at(static_cast<T*>(args.out), args.out_stride * t + args.out_head_stride * g);
+    void* const out = at(args.out, args.out_stride * t + args.out_head_stride * g);
+    const Element out_element = element_beside<T>(args.out_element);
     const RowEnd row_end = end_of_row(args, g, seen, shift, denominator);
     for (std::int64_t e = 0; e < args.value_dim; ++e) {
-      out[e] = rounded<T>(static_cast<float>(row_end.scale * sums[e] / row_end.denominator));
+      store(static_cast<float>(row_end.scale * sums[e] / row_end.denominator), out, out_element, e);
     }
     if (args.lse) {
       float* lse = at(args.lse, args.lse_stride * t + args.lse_head_stride * g);

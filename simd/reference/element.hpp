@@ -62,5 +62,21 @@ inline F16 rounded<F16>(float value) {
   return {static_cast<std::uint16_t>(sign | (((exponent + 14) << 10) + steps))};
 }
 
+// The index-th element of a row of elements that a call names.
+inline double load(const void* row, Element element, std::int64_t index) {
+  if (element == Element::bf16) return to_double(static_cast<const Bf16*>(row)[index]);
+  if (element == Element::f16) return to_double(static_cast<const F16*>(row)[index]);
+  return to_double(static_cast<const float*>(row)[index]);
+}
+inline void store(float value, void* row, Element element, std::int64_t index) {
+  if (element == Element::bf16) {
+    static_cast<Bf16*>(row)[index] = rounded<Bf16>(value);
+  } else if (element == Element::f16) {
+    static_cast<F16*>(row)[index] = rounded<F16>(value);
+  } else {
+    static_cast<float*>(row)[index] = value;
+  }
+}
+
 }  // namespace
 }  // namespace polyhead::simd::reference

@@ -170,8 +170,7 @@ class Reader {
 
   // The whole file is there, to the byte.
   void check_sizes(const KvCacheSpec& spec) {
-    const StorageType& storage = *find_storage_type(spec.dtype);
-    const PageShape token = {spec.kv_heads, spec.head_dim, spec.value_dim, 1, storage.element_bytes};
+    const PageShape token = {spec.kv_heads, spec.head_dim, spec.value_dim, 1, find_element_type(spec.dtype)->bytes};
     std::uint64_t tokens = 0, bytes = 0;
     for (const std::int64_t used : index_.used) {
       // Checksums alone take more bytes than that sum has room to overflow in.

@@ -18,9 +18,9 @@ std::int64_t page_limit(const KvCacheSpec& spec) {
   return spec.max_pages > 0 ? spec.max_pages : PagePool::most_pages;
 }
 
-PageShape page_shape(const KvCacheSpec& spec, const StorageType& storage) {
+PageShape page_shape(const KvCacheSpec& spec, const ElementType& storage) {
   return {spec.kv_heads, spec.head_dim, spec.value_dim, spec.kind == CacheKind::paged ? spec.page_tokens : spec.capacity,
-          storage.element_bytes};
+          storage.bytes};
 }
 
 // Vectors grow to a multiple of what they were, so that a growing sequence moves its table rarely.
@@ -33,13 +33,13 @@ void make_room(std::vector<T>& vector, std::size_t size) {
 
 Store::Store(const KvCacheSpec& spec)
     : spec_(spec),
-      storage_(find_storage_type(spec.dtype)),
+      storage_(find_element_type(spec.dtype)),
       shape_(page_shape(spec_, *storage_)),
       rotation_(spec.rotary.style, spec.rotary.dims, spec.rotary.base, spec.rotary.frequencies),
       pool_(static_cast<std::size_t>(shape_.bytes()), page_limit(spec_)) {
   sequences_.resize(static_cast<std::size_t>(spec_.sequences));
   turns_.resize(static_cast<std::size_t>(divide_up(rotation_.pairs(), Rotation::pairs_at_once)));
-  row_.resize(static_cast<std::size_t>(spec_.head_dim));
+  row_.resize(static_cast<std::size_t>(std::max(spec_.head_dim, spec_.value_dim)));
   if (paged()) {
     // Where a sequence's length has a limit its tables never move, unless they are very long.
     const auto pages = static_cast<std::size_t>(std::min(divide_up(spec_.capacity, shape_.tokens), most_reserved_pages));
@@ -130,18 +130,26 @@ void Store::write_tokens(const Sequence& sequence, const AppendItem& item, const
       rotation_.find(item.position + t, static_cast<std::int64_t>(i) * Rotation::pairs_at_once, &turns_[i]);
     }
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      const float* from = key.row(item.batch, head, t);
-      if (rotated > 0) {
-        float* const row = row_.data();
-        for (const Rotation::Turns& turns : turns_) rotation_.apply(turns, from, key.element, row, 1);
-        for (std::int64_t d = rotated; d < shape_.head_dim; ++d) row[d] = from[d * key.element];
-        storage_->store(row, 1, shape_.head_dim, data + key_at(head, slot));
-      } else {
-        storage_->store(from, key.element, shape_.head_dim, data + key_at(head, slot));
-      }
-      storage_->store(value.row(item.batch, head, t), value.element, shape_.value_dim, data + value_at(head, slot));
+      write_row(key.row(item.batch, head, t), shape_.head_dim, rotated > 0, data + key_at(head, slot));
+      write_row(value.row(item.batch, head, t), shape_.value_dim, false, data + value_at(head, slot));
     }
   }
+}
+
+// A key or value of a head, turned by turns_ where it rotates. Rotation is in f32 whatever the elements are, and what is stored
+// is rounded once.
+void Store::write_row(const ElementRow& from, std::int64_t count, bool rotates, char* to) noexcept {
+  if (!rotates && from.type == storage_ && from.step == 1) {
+    std::memcpy(to, from.data, static_cast<std::size_t>(count * storage_->bytes));
+    return;
+  }
+  float* const row = row_.data();
+  from.widen(count, row);
+  if (rotates) {
+    const ElementType* const f32 = find_element_type(DType::f32);
+    for (const Rotation::Turns& turns : turns_) rotation_.apply(turns, {f32, row, 1}, {f32, row, 1});
+  }
+  storage_->narrow(row, 1, count, to, 1);
 }
 
 void Store::trim(std::int64_t index, std::int64_t length) noexcept {
@@ -194,14 +202,22 @@ void Store::read(std::int64_t index, std::int64_t first, std::int64_t count, con
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = first + i, page = token / shape_.tokens, slot = token % shape_.tokens;
     const char* const data = pool_.data(sequence.pages[paged() ? static_cast<std::size_t>(page) : 0]);
+    const auto read_row = [this](const char* from, std::int64_t length, const MutableRow& to) {
+      if (to.type->dtype == DType::f32) {
+        storage_->widen(from, 1, length, static_cast<float*>(to.data), to.step);
+        return;
+      }
+      constexpr std::int64_t at_once = 64;
+      float numbers[at_once];
+      for (std::int64_t done = 0; done < length; done += at_once) {
+        const std::int64_t some = std::min(at_once, length - done);
+        storage_->widen(from + done * storage_->bytes, 1, some, numbers, 1);
+        to.type->narrow(numbers, 1, some, to.at(done), to.step);
+      }
+    };
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      if (key.data) {
-        storage_->load(data + key_at(head, slot), shape_.head_dim, key.data + head * key.head + i * key.token, key.element);
-      }
-      if (value.data) {
-        storage_->load(data + value_at(head, slot), shape_.value_dim, value.data + head * value.head + i * value.token,
-                       value.element);
-      }
+      if (key.data) read_row(data + key_at(head, slot), shape_.head_dim, key.row(0, head, i));
+      if (value.data) read_row(data + value_at(head, slot), shape_.value_dim, value.row(0, head, i));
     }
   }
 }

@@ -16,15 +16,22 @@
 
 namespace polyhead::cache {
 
-// Rows of f32 elements in the caller's memory: [batch, head, token, element], strides in elements.
+// Rows of elements in the caller's memory: [batch, head, token, element], strides in elements.
 struct RowSource {
-  const float* data = nullptr;
+  const ElementType* type = nullptr;
+  const void* data = nullptr;
   std::ptrdiff_t batch = 0, head = 0, token = 0, element = 1;
-  const float* row(std::int64_t b, std::int64_t h, std::int64_t t) const { return data + b * batch + h * head + t * token; }
+  ElementRow row(std::int64_t b, std::int64_t h, std::int64_t t) const {
+    return {type, static_cast<const char*>(data) + (b * batch + h * head + t * token) * type->bytes, element};
+  }
 };
 struct RowTarget {
-  float* data = nullptr;
-  std::ptrdiff_t head = 0, token = 0, element = 1;
+  const ElementType* type = nullptr;
+  void* data = nullptr;
+  std::ptrdiff_t batch = 0, head = 0, token = 0, element = 1;
+  MutableRow row(std::int64_t b, std::int64_t h, std::int64_t t) const {
+    return {type, static_cast<char*>(data) + (b * batch + h * head + t * token) * type->bytes, element};
+  }
 };
 
 // One sequence's share of an append.
@@ -58,7 +65,6 @@ class Store {
   const KvCacheSpec& spec() const noexcept { return spec_; }
   const PageShape& shape() const noexcept { return shape_; }
   const Rotation& rotation() const noexcept { return rotation_; }
-  const StorageType& storage() const noexcept { return *storage_; }
   const PagePool& pool() const noexcept { return pool_; }
   const Sequence& sequence(std::int64_t index) const { return sequences_[static_cast<std::size_t>(index)]; }
 
@@ -91,16 +97,17 @@ class Store {
   bool paged() const noexcept { return spec_.kind == CacheKind::paged; }
   void copy_tokens(PageId from, PageId to, std::int64_t count) noexcept;
   void write_tokens(const Sequence& sequence, const AppendItem& item, const RowSource& key, const RowSource& value) noexcept;
+  void write_row(const ElementRow& from, std::int64_t count, bool rotates, char* to) noexcept;
   std::int64_t pages_wanted(const AppendItem* items, std::int64_t count);
 
   KvCacheSpec spec_;
-  const StorageType* storage_;
+  const ElementType* storage_;
   PageShape shape_;
   Rotation rotation_;
   PagePool pool_;
   std::vector<Sequence> sequences_;
   std::vector<Rotation::Turns> turns_;  // of one token, for append
-  std::vector<float> row_;              // one rotated key
+  std::vector<float> row_;              // one key or value
 };
 
 }  // namespace polyhead::cache

@@ -101,6 +101,17 @@ const std::vector<DType>& attention_dtypes() {
   return dtypes;
 }
 
+const KernelTable& mixing_table(const KernelTable& table) {
+  if (table.isa != Isa::avx512_bf16) return table;
+  Isa isa = next_plainer(table.isa);
+  while (!tables.built[static_cast<std::size_t>(isa)]) isa = next_plainer(isa);  // the reference is always there
+  return tables.table[static_cast<std::size_t>(isa)];
+}
+
+simd::Element element_of(DType dtype) {
+  return dtype == DType::bf16 ? simd::Element::bf16 : dtype == DType::f16 ? simd::Element::f16 : simd::Element::f32;
+}
+
 AttentionKernels attention_kernels(const KernelTable& table, DType dtype) {
   switch (dtype) {
     case DType::f32:

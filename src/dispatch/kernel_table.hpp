@@ -44,7 +44,7 @@ struct KernelTable {
 #endif
 };
 
-// What serves attention whose query, key, value and out are of one dtype.
+// What serves attention whose keys and values are of one dtype, and out where parts are merged.
 struct AttentionKernels {
   const simd::AttentionKernel* transposed;  // any query length
   const simd::AttentionKernel* fast;        // the same for Precision::fast
@@ -54,6 +54,13 @@ struct AttentionKernels {
 
 // The dtypes that this build has attention kernels for, f32 first.
 const std::vector<DType>& attention_dtypes();
+
+// The table whose attention kernels take a query and an out of other types than the keys': `table`, or the next plainer one
+// that is built where its own multiply pairs of bf16, which a query of f32 is not.
+const KernelTable& mixing_table(const KernelTable& table);
+
+// What kernels call a dtype that is among attention_dtypes().
+simd::Element element_of(DType dtype);
 
 // Errors: unsupported for a dtype that is not among attention_dtypes().
 AttentionKernels attention_kernels(const KernelTable& table, DType dtype);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "dispatch/kernel_table.hpp"
 #include "plan/attention_sequences.hpp"
@@ -18,7 +19,12 @@ namespace polyhead::plan {
 
 struct AttentionShape {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, query_length = 0, key_length = 0, head_dim = 0, value_dim = 0;
-  DType dtype = DType::f32;  // of query, key, value and out
+  DType dtype = DType::f32;          // of query
+  std::optional<DType> key_dtype{};  // of key and value; unset: as query
+  std::optional<DType> out_dtype{};  // likewise
+  DType of_keys() const { return key_dtype.value_or(dtype); }
+  DType of_out() const { return out_dtype.value_or(dtype); }
+  bool mixes() const { return of_keys() != dtype || of_out() != dtype; }
   std::int64_t group() const { return heads / kv_heads; }
   std::int64_t rows() const { return query_length * group(); }  // of one kv head
 };

@@ -11,6 +11,7 @@
 
 #include "cache/cache_model.hpp"
 #include "polyhead/error.hpp"
+#include "support/environment.hpp"
 
 namespace polyhead::testing {
 namespace {
@@ -75,6 +76,11 @@ std::vector<KvCacheSpec> layouts() {
   all[1].window = 6;
   all[2].rotary = {Rotary::half_split, 4, 10000.0, {0.5, 0.25}};
   all[2].max_pages = 50;
+  for (const DType dtype : attention_dtypes()) {
+    if (dtype == DType::f32) continue;
+    all.push_back(all[dtype == DType::bf16 ? 1 : 2]);
+    all.back().dtype = dtype;
+  }
   return all;
 }
 
@@ -92,6 +98,7 @@ void expect_same(const KvCache& a, const KvCache& b) {
   const KvCacheSpec &x = a.spec(), &y = b.spec();
   EXPECT_EQ(describe(x), describe(y));
   EXPECT_EQ(x.window, y.window);
+  EXPECT_EQ(x.dtype, y.dtype);
   EXPECT_EQ(x.rotary.style, y.rotary.style);
   EXPECT_EQ(x.rotary.dims, y.rotary.dims);
   EXPECT_EQ(x.rotary.base, y.rotary.base);
