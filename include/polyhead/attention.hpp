@@ -57,7 +57,7 @@ struct AttentionSpec {
   // The caller's own function of scores, after softcap and before bias, ALiBi and mask. Its context may be given anew in each
   // run.
   ScoreMod score_mod{};
-  std::optional<DType> key_dtype{};  // of key and value, where it is another one than dtype: f32, bf16 or f16
+  std::optional<DType> key_dtype{};  // of key and value, where it is another one than dtype: f32, bf16, f16, of a cache also i8
   std::optional<DType> out_dtype{};  // of out, likewise
 };
 

@@ -57,7 +57,9 @@ struct KvCacheSpec {
   std::int64_t kv_heads = 1;
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;  // 0: head_dim
-  DType dtype = DType::f32;    // of what is stored: f32, bf16 or f16, rounded to nearest even
+  // Of what is stored: f32, bf16 or f16, rounded to nearest even; or i8, integers with a scale for each token and head, of what
+  // is left of keys and values when the means of a sequence's first tokens are taken off: docs/kv_cache.md says how exact.
+  DType dtype = DType::f32;
   // contiguous: most tokens of a sequence. ring: tokens that are kept of a sequence. paged: most tokens of a sequence, 0 for no
   // limit but max_pages.
   std::int64_t capacity = 0;
@@ -118,7 +120,8 @@ class POLYHEAD_EXPORT KvCache {
   std::int64_t length(std::int64_t sequence) const;       // tokens so far
   std::int64_t first_token(std::int64_t sequence) const;  // the oldest one that is still there: 0 but in a ring
   // Reads back what is stored, keys as rotated, of tokens from `first` on: [kv_heads, n, head_dim] and [.., value_dim], f32
-  // (which holds all that is stored exactly), bf16 or f16; a view that is not given is not written. Errors: invalid_argument.
+  // (which holds all that is stored exactly, but for a rounding of what integers stand for), bf16 or f16; a view that is not
+  // given is not written. Errors: invalid_argument.
   void read(std::int64_t sequence, std::int64_t first, const TensorView& key, const TensorView& value) const;
 
   // What AttentionSpec::key_length has to be for a plan that serves this cache however it grows; for a ring however long it

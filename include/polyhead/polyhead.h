@@ -421,7 +421,7 @@ enum {
 typedef struct polyhead_kv_cache_spec {
   size_t struct_size;
   polyhead_cache_kind kind;
-  polyhead_dtype dtype; /* of what is stored: f32, bf16 or f16 */
+  polyhead_dtype dtype; /* of what is stored: f32, bf16, f16 or i8 */
   int64_t sequences;    /* each starts empty */
   int64_t kv_heads;
   int64_t head_dim;

@@ -73,7 +73,7 @@ void make(Cache* self, nb::handle kind, std::int64_t sequences, std::int64_t kv_
   static constexpr std::pair<const char*, Rotary> styles[] = {{"interleaved", Rotary::interleaved},
                                                               {"half_split", Rotary::half_split}};
   static constexpr std::pair<const char*, DType> types[] = {
-      {"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}};
+      {"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}, {"int8", DType::i8}};
   KvCacheSpec spec;
   spec.kind = one_of(kind, "kind", kinds);
   spec.sequences = sequences;
@@ -232,7 +232,9 @@ void register_kv_cache(nb::module_& module) {
       "one of them writes; `max_pages` and `capacity` may limit them, 0 does not).\n"
       "rotary: None, 'interleaved' (elements 0 and 1, 2 and 3, ...) or 'half_split' (0 and n/2, 1 and n/2 + 1, ...); keys are\n"
       "rotated as they are appended, at exact angles for positions up to 2**32. rotary_dims: 0 for the whole head.\n"
-      "dtype: what is stored, 'float32', 'bfloat16' or 'float16' (half the memory, and decoding takes half the time).\n\n"
+      "dtype: what is stored, 'float32', 'bfloat16' or 'float16' (half the memory, and decoding takes half the time), or "
+      "'int8'\n"
+      "(a quarter; integers with a scale for each token and head).\n\n"
       "Attention over a cache gives the bits that it gives over the same keys in one array. Any number of threads may use one\n"
       "cache; calls that change it wait for those that read it.")
       .def("__init__", &make, nb::arg("kind"), nb::kw_only(), nb::arg("sequences") = 1, nb::arg("kv_heads"),

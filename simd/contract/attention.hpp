@@ -47,6 +47,18 @@ struct AttentionArgs {
   std::ptrdiff_t key_in_page = 0;
   std::ptrdiff_t value_in_page = 0;
 
+  // Of keys and values of I8, else null. Key s stands for key_mean[d] + key_channel[d] * scale * key[d]; its scale lies at
+  // key_scale + s or, in pages, at the key's page + key_scale_in_page + (s % page_keys) floats. Values likewise. A scale of NaN
+  // makes the whole key, or value, one of NaN. Means and channels are finite.
+  const float* key_scale = nullptr;
+  const float* value_scale = nullptr;
+  std::ptrdiff_t key_scale_in_page = 0;
+  std::ptrdiff_t value_scale_in_page = 0;
+  const float* key_mean = nullptr;     // [head_dim]
+  const float* key_channel = nullptr;  // [head_dim]
+  const float* value_mean = nullptr;   // [value_dim]
+  const float* value_channel = nullptr;
+
   std::int64_t group = 1;      // query heads that share this kv head
   std::int64_t row_begin = 0;  // rows [row_begin, row_end) of query_length * group
   std::int64_t row_end = 0;

@@ -148,6 +148,28 @@ static HWY_NOINLINE void WidenRows(const T* HWY_RESTRICT from, std::ptrdiff_t st
   }
 }
 
+// Rows of T to the numbers that they stand for; scales are a row's, channel and mean a column's.
+template <class T>
+static HWY_NOINLINE void WidenScaledRows(const T* HWY_RESTRICT from, std::ptrdiff_t stride, size_t rows, size_t columns,
+                                         const float* HWY_RESTRICT scales, const float* HWY_RESTRICT channel,
+                                         const float* HWY_RESTRICT mean, float* HWY_RESTRICT to, size_t pitch) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  for (size_t row = 0; row < rows; ++row, from = Offset(from, stride), to += pitch) {
+    const Floats scale = hn::Set(df, scales[row]);
+    size_t column = 0;
+    for (; column + lanes <= columns; column += lanes) {
+      const Floats v = hn::Mul(LoadElements(df, from + column), scale);
+      hn::Store(hn::MulAdd(v, hn::LoadU(df, channel + column), hn::LoadU(df, mean + column)), df, to + column);
+    }
+    if (column < columns) {
+      const size_t left = columns - column;
+      const Floats v = hn::Mul(LoadPartial(df, from + column, left), scale);
+      hn::Store(hn::MulAdd(v, LoadPartial(df, channel + column, left), LoadPartial(df, mean + column, left)), df, to + column);
+    }
+  }
+}
+
 // Floats a row of `columns` widened elements takes.
 static inline size_t WidenedPitch(size_t columns) {
   const size_t lanes = hn::Lanes(FloatTag());
@@ -635,8 +657,16 @@ class AttentionRun {
     for (std::int64_t first = seen_begin_; first < seen_end_;) {
       const KeyRun<Stored> run = RunOfKeys<Stored>(args_, key + first, key + seen_end_);
       const size_t at = static_cast<size_t>(first), rows = static_cast<size_t>(run.count);
-      WidenRows(run.key, args_.key_stride, rows, head_dim, space_.keys + at * key_pitch, key_pitch);
-      WidenRows(run.value, args_.value_stride, rows, value_dim, space_.values + at * value_pitch, value_pitch);
+      if constexpr (kScaled<T>) {
+        const ScaleRun scales = ScalesOfKeys<T>(args_, key + first);
+        WidenScaledRows(run.key, args_.key_stride, rows, head_dim, scales.key, args_.key_channel, args_.key_mean,
+                        space_.keys + at * key_pitch, key_pitch);
+        WidenScaledRows(run.value, args_.value_stride, rows, value_dim, scales.value, args_.value_channel, args_.value_mean,
+                        space_.values + at * value_pitch, value_pitch);
+      } else {
+        WidenRows(run.key, args_.key_stride, rows, head_dim, space_.keys + at * key_pitch, key_pitch);
+        WidenRows(run.value, args_.value_stride, rows, value_dim, space_.values + at * value_pitch, value_pitch);
+      }
       first += run.count;
     }
   }

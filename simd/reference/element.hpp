@@ -35,6 +35,10 @@ inline double to_double(F16 element) {
   return sign * ldexp(static_cast<double>(1024 + fraction), exponent - 25);
 }
 
+inline double to_double(I8 element) {
+  return static_cast<double>(element.value);
+}
+
 // To the nearest element, of two as near the even one.
 template <class T>
 T rounded(float value);

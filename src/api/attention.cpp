@@ -162,7 +162,10 @@ AttentionSpec resolve(AttentionSpec spec) {
   check_relative_bias(spec);
   check_score_mod(spec);
   check_dtype("AttentionSpec.dtype", spec.dtype);
-  check_dtype("AttentionSpec.key_dtype", key_dtype(spec));
+  if (const std::vector<DType>& kept = dispatch::cache_dtypes();
+      std::find(kept.begin(), kept.end(), key_dtype(spec)) == kept.end()) {
+    check_dtype("AttentionSpec.key_dtype", key_dtype(spec));
+  }
   check_dtype("AttentionSpec.out_dtype", out_dtype(spec));
   return spec;
 }
@@ -476,6 +479,7 @@ class AttentionPlanState {
     plan::AttentionShape shape = shape_of(spec_);
     shape.batch = inputs.query.shape[0];
     shape.query_length = inputs.query.shape[2];
+    if (!cached) check_dtype("AttentionSpec.key_dtype", key_dtype(spec_));  // i8 has scales, which only a cache has
     if (cached) {
       shape.key_length = api::check_cache(spec_, *cached, shape.batch, shape.query_length);
     } else if (!inputs.block_table.empty()) {

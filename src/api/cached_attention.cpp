@@ -118,12 +118,14 @@ void read_cache(const CachedAttentionInputs& inputs, std::int64_t* key_lengths, 
   for (std::int64_t b = 0; b < batch; ++b) {
     const cache::SequenceView view = store.view(sequence_of(sequences, store, b));
     key_lengths[b] = view.length;
-    pages[b] = {view.table, view.first_page, view.first_token};
+    pages[b] = {view.table, view.first_page, view.first_token, view.channels};
   }
   operands->key_lengths = key_lengths;
   operands->pages = pages;
   operands->page_keys = shape.tokens;
   operands->value_in_page = shape.value_in_page();
+  operands->key_scale_in_page = shape.key_scale_in_page();
+  operands->value_scale_in_page = shape.value_scale_in_page();
   operands->key_strides[1] = operands->value_strides[1] = shape.head_stride();
   operands->key_strides[2] = shape.key_stride();
   operands->value_strides[2] = shape.value_stride();

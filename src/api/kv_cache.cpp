@@ -100,7 +100,7 @@ KvCacheSpec resolve(const KvCacheSpec& given) {
   } else {
     check_absent("KvCacheSpec.window", spec.window, kind);
   }
-  const std::vector<DType>& stored = dispatch::attention_dtypes();
+  const std::vector<DType>& stored = dispatch::cache_dtypes();
   if (std::find(stored.begin(), stored.end(), spec.dtype) == stored.end()) {
     std::string names;
     for (const DType dtype : stored) names += std::string(names.empty() ? "" : ", ") + name(dtype);
@@ -113,7 +113,9 @@ KvCacheSpec resolve(const KvCacheSpec& given) {
   std::int64_t bytes = 0;
   bool fits = !__builtin_add_overflow(spec.head_dim, spec.value_dim, &bytes);
   const bool paged = spec.kind == CacheKind::paged;
-  for (const std::int64_t size : {size_in_bytes(spec.dtype), spec.kv_heads, paged ? spec.page_tokens : spec.capacity,
+  // Scales of i8 take no more than 8 bytes an element would.
+  const std::int64_t element_bytes = spec.dtype == DType::i8 ? 8 : size_in_bytes(spec.dtype);
+  for (const std::int64_t size : {element_bytes, spec.kv_heads, paged ? spec.page_tokens : spec.capacity,
                                   paged ? std::int64_t{1} : spec.sequences, std::int64_t{4}}) {
     fits = fits && !__builtin_mul_overflow(bytes, size, &bytes);
   }

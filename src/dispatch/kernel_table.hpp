@@ -42,6 +42,10 @@ struct KernelTable {
 #if defined(POLYHEAD_HAVE_I4)
   const simd::GemmKernel* gemm_f32_i4;
 #endif
+#if defined(POLYHEAD_HAVE_I8)
+  const simd::AttentionKernel* attention_i8;  // over caches
+  const simd::AttentionKernel* decode_i8;
+#endif
 };
 
 // What serves attention whose keys and values are of one dtype, and out where parts are merged.
@@ -59,10 +63,14 @@ const std::vector<DType>& attention_dtypes();
 // that is built where its own multiply pairs of bf16, which a query of f32 is not.
 const KernelTable& mixing_table(const KernelTable& table);
 
+// The dtypes that keys and values of a cache may be stored in: those, and i8.
+const std::vector<DType>& cache_dtypes();
+
 // What kernels call a dtype that is among attention_dtypes().
 simd::Element element_of(DType dtype);
 
-// Errors: unsupported for a dtype that is not among attention_dtypes().
+// For keys of one dtype. i8 has no out of its own: its merge is that of f32. Errors: unsupported for a dtype that is not among
+// cache_dtypes().
 AttentionKernels attention_kernels(const KernelTable& table, DType dtype);
 
 // The kinds of weights that this build has GEMM kernels for, f32 first.

@@ -119,6 +119,15 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
     args.page_keys = o.page_keys;
     args.key_in_page = kv_head * o.key_strides[1];
     args.value_in_page = o.value_in_page + kv_head * o.value_strides[1];
+    if (const float* channels = o.pages[batch].channels) {
+      channels += kv_head * 2 * (o.shape.head_dim + o.shape.value_dim);
+      args.key_mean = channels;
+      args.key_channel = channels + o.shape.head_dim;
+      args.value_mean = channels + 2 * o.shape.head_dim;
+      args.value_channel = args.value_mean + o.shape.value_dim;
+      args.key_scale_in_page = o.key_scale_in_page + kv_head * o.key_strides[1];
+      args.value_scale_in_page = o.value_scale_in_page + kv_head * o.value_strides[1];
+    }
   } else {
     args.key = at(o.key, batch * o.key_strides[0] + kv_head * o.key_strides[1] + sequence.key_begin * o.key_strides[2]);
     args.value =

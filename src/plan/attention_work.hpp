@@ -82,6 +82,8 @@ struct KeyPages {
   const void* const* table = nullptr;  // [pages], from first_page on
   std::int64_t first_page = 0;
   std::int64_t first_key = 0;  // keys before it are gone; no row may see one
+  // Keys of i8: [kv_heads][key mean [head_dim] | key channel [head_dim] | value mean [value_dim] | value channel [value_dim]].
+  const float* channels = nullptr;
 };
 
 // One run's operands, resolved and checked: strides in bytes, [0] batch, [1] head, [2] position; the last dimension is
@@ -104,6 +106,7 @@ struct AttentionOperands {
   const KeyPages* pages = nullptr;
   std::int64_t page_keys = 0;
   std::ptrdiff_t value_in_page = 0;
+  std::ptrdiff_t key_scale_in_page = 0, value_scale_in_page = 0;  // keys of i8: of the first head, likewise
   // Where given, the items of the functions below are these, else batch items; lengths and offsets are then theirs.
   const Sequence* sequences = nullptr;
   std::int64_t sequence_count = 0;

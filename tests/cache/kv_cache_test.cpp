@@ -27,7 +27,7 @@ std::vector<KvCacheSpec> layouts() {
   all.push_back(cache_spec(CacheKind::paged, 5, 2, 4, 3, 40, 3));
   for (const DType dtype : attention_dtypes()) {
     if (dtype == DType::f32) continue;
-    for (const std::size_t i : {0, 2, 7}) {
+    for (const std::size_t i : {0u, 2u, 7u}) {
       all.push_back(all[i]);
       all.back().dtype = dtype;
     }
