@@ -1,11 +1,14 @@
 // Decoding over a KvCache: each call appends a token to every sequence and attends to all of it. Beside it, decode/* is the
 // same loop over plain arrays. cache/<shape>-contiguous; -paged: pages of 128 tokens that lie anywhere in memory; -ring: a ring
-// that has gone round, whose window is all that it holds.
+// that has gone round, whose window is all that it holds. Caches of bf16 and f16 have that in their names (--dtypes); -i8 is a
+// cache of integers under queries of f32.
 #include <algorithm>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "dispatch/kernel_table.hpp"
 #include "polyhead/kv_cache.hpp"
 #include "suite.hpp"
 #include "support/attention_case.hpp"
@@ -19,11 +22,11 @@ constexpr std::int64_t page_tokens = 128;
 
 class CacheCase final : public BenchCase {
  public:
-  CacheCase(const AttentionWorkload& workload, CacheKind kind, const Runtime& runtime)
+  CacheCase(const AttentionWorkload& workload, CacheKind kind, DType stored, const Runtime& runtime)
       : workload_(as_loop(workload)),
         attention_(std::make_unique<AttentionCase>(workload_, runtime)),
         steps_(std::min(most_steps, workload.key_length)),
-        cache_(cache_spec(workload_, kind)),
+        cache_(cache_spec(workload_, kind, stored)),
         plan_(plan_spec(workload_, cache_), runtime) {
     if (kind == CacheKind::paged) scatter_pages();
     if (kind == CacheKind::ring) append(0, workload_.key_length);  // once round before
@@ -31,6 +34,11 @@ class CacheCase final : public BenchCase {
     attention_->set_key_length(workload_.key_length - (kind == CacheKind::ring ? 0 : steps_ / 2));  // the average
     flops_ = attention_->flops();
     bytes_ = attention_->bytes();
+    if (stored != workload.dtype) {
+      const double of_tokens = static_cast<double>(size_in_bytes(workload.dtype) * (workload.head_dim + workload.value_dim));
+      bytes_ *= static_cast<double>(workload.head_dim + workload.value_dim + 8) / of_tokens;  // a byte each, and two scales
+      attention_->allow(0.02);
+    }
   }
 
   void run() const override {
@@ -52,9 +60,8 @@ class CacheCase final : public BenchCase {
       attention_->poison();
       run();
     }
-    disturb(*static_cast<float*>(attention_->inputs().out.data));
     attention_->set_key_length(workload_.key_length);
-    return attention_->compare();
+    return attention_->compare_disturbed([this](float& element) { disturb(element); });
   }
 
   void evict() const override { evict_all(); }
@@ -70,13 +77,14 @@ class CacheCase final : public BenchCase {
 
   static std::int64_t pages(const AttentionWorkload& w) { return w.batch * ((w.key_length + page_tokens - 1) / page_tokens); }
 
-  static KvCacheSpec cache_spec(const AttentionWorkload& w, CacheKind kind) {
+  static KvCacheSpec cache_spec(const AttentionWorkload& w, CacheKind kind, DType stored) {
     KvCacheSpec spec;
     spec.kind = kind;
     spec.sequences = kind == CacheKind::paged ? w.batch + pages(w) : w.batch;
     spec.kv_heads = w.kv_heads;
     spec.head_dim = w.head_dim;
     spec.value_dim = w.value_dim;
+    spec.dtype = stored;
     if (kind != CacheKind::paged) spec.capacity = w.key_length;
     if (kind == CacheKind::ring) spec.window = w.key_length;
     if (kind == CacheKind::paged) spec.page_tokens = page_tokens;
@@ -92,6 +100,8 @@ class CacheCase final : public BenchCase {
     spec.key_length = std::max(w.key_length, cache.plan_key_length());
     spec.head_dim = w.head_dim;
     spec.value_dim = w.value_dim;
+    spec.dtype = w.dtype;
+    spec.key_dtype = cache.spec().dtype;
     spec.mask = w.mask() & Mask::key_lengths();
     return spec;
   }
@@ -117,7 +127,7 @@ class CacheCase final : public BenchCase {
     fresh.key = attention_->inputs().key;
     fresh.value = attention_->inputs().value;
     for (TensorView* view : {&fresh.key, &fresh.value}) {
-      view->data = static_cast<float*>(view->data) + begin * view->strides[2];
+      view->data = static_cast<char*>(view->data) + begin * view->strides[2] * size_in_bytes(view->dtype);
       view->shape[2] = end - begin;
     }
     return fresh;
@@ -132,20 +142,33 @@ class CacheCase final : public BenchCase {
   double flops_ = 0, bytes_ = 0;
 };
 
+std::vector<DType> stored_types(const SuiteOptions& options) {
+  std::vector<DType> stored = options.dtypes;
+  const std::vector<DType>& all = dispatch::cache_dtypes();
+  const bool with_f32 = std::find(stored.begin(), stored.end(), DType::f32) != stored.end();
+  if (with_f32 && all.back() == DType::i8) stored.push_back(DType::i8);
+  return stored;
+}
+
 }  // namespace
 
 void register_caches(const SuiteOptions& options) {
-  for (const AttentionWorkload& workload : attention_workloads()) {
-    if (workload.query_length != 1) continue;
-    for (const auto& [kind, name] : {std::pair(CacheKind::contiguous, "contiguous"), std::pair(CacheKind::paged, "paged"),
-                                     std::pair(CacheKind::ring, "ring")}) {
-      for (const Isa isa : options.isas) {
-        if (too_slow(isa, workload.flops())) continue;
-        for (const int threads : options.threads) {
-          register_case(options, {"cache/" + workload.name.substr(workload.name.find('-') + 1) + "-" + name, isa, threads,
-                                  [&workload, kind = kind, isa, threads] {
-                                    return std::make_unique<CacheCase>(workload, kind, make_runtime(isa, threads));
-                                  }});
+  for (const AttentionWorkload& named : attention_workloads()) {
+    if (named.query_length != 1) continue;
+    // Caches of the operands' own type, and of integers beside f32.
+    for (const DType stored : stored_types(options)) {
+      const AttentionWorkload workload = named.of_dtype(stored == DType::i8 ? DType::f32 : stored);
+      const std::string suffix = stored == DType::i8 ? "-i8" : "";
+      for (const auto& [kind, name] : {std::pair(CacheKind::contiguous, "contiguous"), std::pair(CacheKind::paged, "paged"),
+                                       std::pair(CacheKind::ring, "ring")}) {
+        for (const Isa isa : options.isas) {
+          if (too_slow(isa, workload.flops())) continue;
+          for (const int threads : options.threads) {
+            register_case(options, {"cache/" + workload.name.substr(workload.name.find('-') + 1) + "-" + name + suffix, isa,
+                                    threads, [workload, kind = kind, stored, isa, threads] {
+                                      return std::make_unique<CacheCase>(workload, kind, stored, make_runtime(isa, threads));
+                                    }});
+          }
         }
       }
     }

@@ -182,8 +182,8 @@ Check AttentionCase::compare(const float* out) const {
             largest_value = std::max(largest_value, std::abs(value));
           }
         }
-        const double bound =
-            largest_value * (2e-6 + std::ldexp(largest_product, -22)) + weight_rounding_error(w.dtype, largest_value);
+        const double bound = largest_value * (2e-6 + allowed_share_ + std::ldexp(largest_product, -22)) +
+                             weight_rounding_error(w.dtype, largest_value);
         for (std::int64_t e = 0; e < w.value_dim; ++e) {
           const double expected = denominator > 0 ? row[static_cast<std::size_t>(e)] / denominator : 0.0;
           result.take(out[query_row * w.value_dim + e], expected, bound + rounding_error(w.dtype, expected));

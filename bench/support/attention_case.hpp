@@ -43,6 +43,9 @@ class AttentionCase final : public BenchCase {
   Check compare_disturbed(const std::function<void(float&)>& change);
   Check compare(const float* out) const;
 
+  // From now on results may be off by this share of the largest value more: keys and values are kept with fewer bits.
+  void allow(double share) { allowed_share_ = share; }
+
   // All key lengths of a padded workload, from now on; at most the workload's key length.
   void set_key_length(std::int64_t length) { std::fill(key_lengths_.begin(), key_lengths_.end(), length); }
 
@@ -59,6 +62,7 @@ class AttentionCase final : public BenchCase {
   AttentionWorkload workload_;
   Operand query_, key_, value_, out_;
   std::vector<std::int64_t> key_lengths_;
+  double allowed_share_ = 0;
   std::unique_ptr<AttentionPlan> plan_;
   AttentionInputs inputs_;
 };

@@ -37,7 +37,7 @@ struct AttentionSpec {
   std::int64_t key_length = 0;
   std::int64_t head_dim = 0;    // of query and key
   std::int64_t value_dim = 0;   // 0: head_dim
-  DType dtype = DType::f32;     // of query, key, value and out: f32, bf16 or f16; computed in f32 whichever it is
+  DType dtype = DType::f32;     // of query: f32, bf16 or f16; computed in f32 whichever it is
   std::optional<double> scale;  // unset: 1 / sqrt(head_dim); any finite number
   Mask mask{};
   // A row's bits never depend on batch, heads or threads. With this set they do not depend on query_length either (a
@@ -57,6 +57,8 @@ struct AttentionSpec {
   // The caller's own function of scores, after softcap and before bias, ALiBi and mask. Its context may be given anew in each
   // run.
   ScoreMod score_mod{};
+  std::optional<DType> key_dtype{};  // of key and value, where it is another one than dtype: f32, bf16, f16, of a cache also i8
+  std::optional<DType> out_dtype{};  // of out, likewise
 };
 
 // All views are logical [batch, heads, length, dim] with any strides. Inputs may alias each other; an output that overlaps
@@ -66,7 +68,7 @@ struct AttentionSpec {
 // is behind the last sequence is no key, and empty rows in out and lse); elsewhere B is the number of sequences, and T and S
 // are the lengths of the longest, or more.
 struct AttentionInputs {
-  // Of the spec's dtype, all four.
+  // Of the spec's dtype, all four, unless it names others for key and value, and for out.
   TensorView query{};  // [B, heads, T, head_dim]
   TensorView key{};    // [B, kv_heads, S, head_dim]
   TensorView value{};  // [B, kv_heads, S, value_dim]
@@ -107,7 +109,7 @@ class KvCache;
 // sequence, in a ring too. A ring's own window joins the mask's.
 struct CachedAttentionInputs {
   const KvCache* cache = nullptr;
-  // Of the cache's dtype, as the spec's must be.
+  // Of the spec's dtypes; its key_dtype is the cache's. In one call f32, bf16 or f16, whatever the cache stores.
   TensorView query{};  // [B, heads, T, head_dim]
   TensorView out{};    // [B, heads, T, value_dim]
 
@@ -158,7 +160,8 @@ class POLYHEAD_EXPORT AttentionPlan {
   std::shared_ptr<const detail::AttentionPlanState> state_;
 };
 
-// One call: makes a plan for the inputs' shapes and query's dtype, or takes it from the runtime's cache, and runs it.
+// One call: makes a plan for the inputs' shapes and dtypes (of plain attention all four are query's), or takes it from the
+// runtime's cache, and runs it.
 struct AttentionOptions {
   std::optional<double> scale;
   Mask mask{};

@@ -13,7 +13,8 @@
 //     attention(runtime, inputs);               // causal, aligned bottom-right
 //
 // Tokens of a sequence are numbered from 0 in the order in which they were appended; its length is their number. Whatever the
-// kind of cache, and wherever pages lie, attention over it gives the bits that plain attention gives over the same keys.
+// kind of cache, and wherever pages lie, attention over it gives the bits that plain attention gives over the same keys,
+// rounded as they are stored.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +57,9 @@ struct KvCacheSpec {
   std::int64_t kv_heads = 1;
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;  // 0: head_dim
-  DType dtype = DType::f32;    // of what is stored
+  // Of what is stored: f32, bf16 or f16, rounded to nearest even; or i8, integers with a scale for each token and head, of what
+  // is left of keys and values when the means of a sequence's first tokens are taken off: docs/kv_cache.md says how exact.
+  DType dtype = DType::f32;
   // contiguous: most tokens of a sequence. ring: tokens that are kept of a sequence. paged: most tokens of a sequence, 0 for no
   // limit but max_pages.
   std::int64_t capacity = 0;
@@ -68,10 +71,11 @@ struct KvCacheSpec {
   RotarySpec rotary{};           // of keys as they are appended, and of rotate_queries
 };
 
-// New tokens of B sequences. Views may have any strides.
+// New tokens of B sequences. Views may have any strides. Keys and values are f32, bf16 or f16, whatever is stored: they are
+// rotated in f32 and rounded once; what is of the stored type and not rotated is copied.
 struct CacheAppend {
-  TensorView key{};        // f32 [B, kv_heads, T, head_dim], not yet rotated
-  TensorView value{};      // f32 [B, kv_heads, T, value_dim]
+  TensorView key{};        // [B, kv_heads, T, head_dim], not yet rotated
+  TensorView value{};      // [B, kv_heads, T, value_dim]
   TensorView sequences{};  // i32 or i64 [B]: which ones, none twice; not given: 0 .. B - 1
   TensorView lengths{};    // i32 or i64 [B], each in 0 .. T: how many of the T tokens are real, the first ones; not given: all
   TensorView positions{};  // i32 or i64 [B]: of each one's first token, for the rotation; not given: the sequence's length
@@ -108,14 +112,16 @@ class POLYHEAD_EXPORT KvCache {
 
   // The rotation that keys get, for queries [B, H, T, head_dim] of any number of heads: query t of b is at positions[b] + t, or
   // without positions at (length of its sequence) - T + t, which are the last T tokens. `out` has query's shape and may be the
-  // same view. Errors: invalid_argument, naming the argument; also where the cache has no rotary embedding.
+  // same view. Both are f32, bf16 or f16; the rotation is computed in f32 or better and rounded once. Errors: invalid_argument,
+  // naming the argument; also where the cache has no rotary embedding.
   void rotate_queries(const TensorView& query, const TensorView& out, const TensorView& sequences = {},
                       const TensorView& positions = {}) const;
 
   std::int64_t length(std::int64_t sequence) const;       // tokens so far
   std::int64_t first_token(std::int64_t sequence) const;  // the oldest one that is still there: 0 but in a ring
-  // Reads back what is stored, keys as rotated, of tokens from `first` on: f32 [kv_heads, n, head_dim] and [.., value_dim]; a
-  // view that is not given is not written. Errors: invalid_argument.
+  // Reads back what is stored, keys as rotated, of tokens from `first` on: [kv_heads, n, head_dim] and [.., value_dim], f32
+  // (which holds all that is stored exactly, but for a rounding of what integers stand for), bf16 or f16; a view that is not
+  // given is not written. Errors: invalid_argument.
   void read(std::int64_t sequence, std::int64_t first, const TensorView& key, const TensorView& value) const;
 
   // What AttentionSpec::key_length has to be for a plan that serves this cache however it grows; for a ring however long it

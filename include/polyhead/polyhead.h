@@ -290,6 +290,10 @@ typedef struct polyhead_attention_spec {
   polyhead_precision precision;
   const polyhead_relative_bias* relative_bias; /* NULL: none; copied. In the place of a bias */
   const polyhead_score_mod* score_mod;         /* NULL: none; copied */
+  int32_t has_key_dtype; /* not 0: key and value (or what the cache stores) are of key_dtype, else of dtype */
+  polyhead_dtype key_dtype;
+  int32_t has_out_dtype; /* not 0: out is of out_dtype, else of dtype */
+  polyhead_dtype out_dtype;
 } polyhead_attention_spec;
 
 /* Views are logical [batch, heads, length, dim] with any strides; a tensor that is not given is NULL. An output that overlaps
@@ -417,7 +421,7 @@ enum {
 typedef struct polyhead_kv_cache_spec {
   size_t struct_size;
   polyhead_cache_kind kind;
-  polyhead_dtype dtype; /* of what is stored */
+  polyhead_dtype dtype; /* of what is stored: f32, bf16, f16 or i8 */
   int64_t sequences;    /* each starts empty */
   int64_t kv_heads;
   int64_t head_dim;
@@ -436,8 +440,8 @@ typedef struct polyhead_kv_cache_spec {
 /* New tokens of B sequences; a tensor that is not given is NULL. */
 typedef struct polyhead_kv_cache_tokens {
   size_t struct_size;
-  const polyhead_tensor* key;       /* f32 [B, kv_heads, T, head_dim], not yet rotated */
-  const polyhead_tensor* value;     /* f32 [B, kv_heads, T, value_dim] */
+  const polyhead_tensor* key;       /* f32, bf16 or f16 [B, kv_heads, T, head_dim], not yet rotated */
+  const polyhead_tensor* value;     /* the same [B, kv_heads, T, value_dim]; rounded to what the cache stores */
   const polyhead_tensor* sequences; /* i32 or i64 [B], none twice; NULL: 0 .. B - 1 */
   const polyhead_tensor* lengths;   /* i32 or i64 [B], each 0 .. T: how many are real, the first ones; NULL: all */
   const polyhead_tensor* positions; /* i32 or i64 [B]: of each one's first token, for the rotation; NULL: the length so far */
@@ -456,7 +460,7 @@ POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_trim(polyhead_kv_cache* cache,
 /* Makes sequence `to` a copy of the first `length` tokens of `from`, -1 for all; pages are shared until one of them writes. */
 POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_fork(polyhead_kv_cache* cache, int64_t from, int64_t to, int64_t length);
 /* The rotation of keys for queries [B, H, T, head_dim]: query t stands at positions[b] + t, with positions NULL at its
- * sequence's length - T + t. out may be query itself; sequences and positions may be NULL. */
+ * sequence's length - T + t. out may be query itself; sequences and positions may be NULL. Each is f32, bf16 or f16. */
 POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_rotate_queries(const polyhead_kv_cache* cache, const polyhead_tensor* query,
                                                                  const polyhead_tensor* out, const polyhead_tensor* sequences,
                                                                  const polyhead_tensor* positions);
@@ -464,7 +468,8 @@ POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_length(const polyhead_kv_cache
 /* The oldest token that is there: 0 but in a ring. */
 POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_first_token(const polyhead_kv_cache* cache, int64_t sequence,
                                                               int64_t* first_token);
-/* Reads tokens from `first` on, keys as rotated: f32 [kv_heads, n, head_dim] and [kv_heads, n, value_dim]; one may be NULL. */
+/* Reads tokens from `first` on, keys as rotated: f32 (exact), bf16 or f16 [kv_heads, n, head_dim] and [kv_heads, n, value_dim];
+ * one may be NULL. */
 POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_read(const polyhead_kv_cache* cache, int64_t sequence, int64_t first,
                                                        const polyhead_tensor* key, const polyhead_tensor* value);
 /* What a plan's key_length has to be to serve this cache however it grows; 0 for a paged cache without limits. */
@@ -482,8 +487,8 @@ POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_load(const char* path, polyhea
 typedef struct polyhead_cached_attention_inputs {
   size_t struct_size;
   const polyhead_kv_cache* cache;
-  const polyhead_tensor* query;     /* [B, heads, T, head_dim] */
-  const polyhead_tensor* out;       /* [B, heads, T, value_dim], written */
+  const polyhead_tensor* query;     /* [B, heads, T, head_dim]; in one call f32, bf16 or f16, whatever the cache stores */
+  const polyhead_tensor* out;       /* [B, heads, T, value_dim], written; likewise */
   const polyhead_tensor* lse;       /* optional f32 [B, heads, T], written */
   const polyhead_tensor* sequences; /* i32 or i64 [B]; NULL: 0 .. B - 1 */
   const polyhead_tensor* offsets;   /* these and the following as in polyhead_attention_inputs */

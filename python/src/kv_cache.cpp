@@ -72,7 +72,8 @@ void make(Cache* self, nb::handle kind, std::int64_t sequences, std::int64_t kv_
       {"contiguous", CacheKind::contiguous}, {"ring", CacheKind::ring}, {"paged", CacheKind::paged}};
   static constexpr std::pair<const char*, Rotary> styles[] = {{"interleaved", Rotary::interleaved},
                                                               {"half_split", Rotary::half_split}};
-  static constexpr std::pair<const char*, DType> types[] = {{"float32", DType::f32}};
+  static constexpr std::pair<const char*, DType> types[] = {
+      {"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}, {"int8", DType::i8}};
   KvCacheSpec spec;
   spec.kind = one_of(kind, "kind", kinds);
   spec.sequences = sequences;
@@ -97,7 +98,7 @@ TensorView view_of(const std::optional<BorrowedArray>& array) {
 
 BorrowedArray borrow_rows(nb::handle array, const char* argument) {
   BorrowedArray rows(array, argument);
-  expect_f32(rows, argument);
+  expect_attention_type(rows, argument);
   if (rows.view().rank != 4) {
     throw invalid(std::string(argument) + ": is " + describe_array(rows.view()) + ", expected [batch, heads, length, dim]");
   }
@@ -118,11 +119,12 @@ void append(Cache& cache, nb::handle key, nb::handle value, nb::handle sequences
   cache.change([&](KvCache& held) { held.append(tokens); });
 }
 
-nb::object output(nb::handle given, const BorrowedArray& query, std::int64_t last) {
+// What is given, or an array of query's own type.
+nb::object output(nb::handle given, nb::handle query_array, const BorrowedArray& query, std::int64_t last) {
   if (!given.is_none()) return nb::borrow(given);
   const TensorView& view = query.view();
   const std::int64_t shape[] = {view.shape[0], view.shape[1], view.shape[2], last};
-  return new_f32_array(query, 4, shape);
+  return new_array_like(query_array, query, 4, shape);
 }
 
 nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb::handle attn_mask, bool is_causal,
@@ -133,9 +135,9 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
   std::optional<BorrowedArray> slopes, sinks;
   if (!alibi_slopes.is_none()) expect_f32(slopes.emplace(alibi_slopes, "alibi_slopes"), "alibi_slopes");
   if (!sink.is_none()) expect_f32(sinks.emplace(sink, "sink"), "sink");
-  const nb::object result = output(out, queries, cache.spec().value_dim);
+  const nb::object result = output(out, query, queries, cache.spec().value_dim);
   const BorrowedArray target(result, "out", Access::write);
-  expect_f32(target, "out");
+  expect_attention_type(target, "out");
 
   AttentionOptions options;
   options.mask.causality = is_causal ? Causal::bottom_right : Causal::none;
@@ -176,9 +178,9 @@ nb::object rotate_queries(const Cache& cache, nb::handle query, nb::handle seque
   const BorrowedArray queries = borrow_rows(query, "query");
   const std::optional<BorrowedArray> which = borrow_integers(sequences, "sequences"),
                                      where = borrow_integers(positions, "positions");
-  const nb::object result = output(out, queries, queries.view().shape[3]);
+  const nb::object result = output(out, query, queries, queries.view().shape[3]);
   const BorrowedArray target(result, "out", Access::write);
-  expect_f32(target, "out");
+  expect_attention_type(target, "out");
   cache.read([&](const KvCache& held) { held.rotate_queries(queries.view(), target.view(), view_of(which), view_of(where)); });
   return result;
 }
@@ -229,7 +231,10 @@ void register_kv_cache(nb::module_& module) {
       "until\n"
       "one of them writes; `max_pages` and `capacity` may limit them, 0 does not).\n"
       "rotary: None, 'interleaved' (elements 0 and 1, 2 and 3, ...) or 'half_split' (0 and n/2, 1 and n/2 + 1, ...); keys are\n"
-      "rotated as they are appended, at exact angles for positions up to 2**32. rotary_dims: 0 for the whole head.\n\n"
+      "rotated as they are appended, at exact angles for positions up to 2**32. rotary_dims: 0 for the whole head.\n"
+      "dtype: what is stored, 'float32', 'bfloat16' or 'float16' (half the memory, and decoding takes half the time), or "
+      "'int8'\n"
+      "(a quarter; integers with a scale for each token and head).\n\n"
       "Attention over a cache gives the bits that it gives over the same keys in one array. Any number of threads may use one\n"
       "cache; calls that change it wait for those that read it.")
       .def("__init__", &make, nb::arg("kind"), nb::kw_only(), nb::arg("sequences") = 1, nb::arg("kv_heads"),
@@ -238,7 +243,8 @@ void register_kv_cache(nb::module_& module) {
            nb::arg("rotary_base") = 10000.0, nb::arg("rotary_frequencies") = nb::none(), nb::arg("dtype") = "float32")
       .def("append", &append, nb::arg("key"), nb::arg("value"), nb::kw_only(), nb::arg("sequences") = nb::none(),
            nb::arg("lengths") = nb::none(), nb::arg("positions") = nb::none(),
-           "key: float32 [batch, kv_heads, tokens, head_dim], value likewise. sequences: which ones, none twice (None: the "
+           "key: float32, float16 or bfloat16 [batch, kv_heads, tokens, head_dim], value likewise, whatever the cache stores:\n"
+           "keys are rotated in float32, and both are rounded once. sequences: which ones, none twice (None: the "
            "first\n"
            "`batch`); lengths: how many of the tokens are real (None: all); positions: of each one's first token, for the "
            "rotation\n"
@@ -248,9 +254,11 @@ void register_kv_cache(nb::module_& module) {
            nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sink") = nb::none(), nb::arg("precision") = "strict", nb::arg("out") = nb::none(),
            nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(),
-           "query: float32 [batch, heads, T, head_dim], for the last T tokens when is_causal is set (its diagonal ends at the\n"
-           "sequence's last token). window: how many keys a query may see, its own included. attn_mask broadcasts to [batch,\n"
-           "heads, T, S], S being the longest sequence. Returns float32 [batch, heads, T, value_dim].")
+           "query: float32, float16 or bfloat16 [batch, heads, T, head_dim], whatever the cache stores, for the last T tokens\n"
+           "when is_causal is set (its diagonal ends at the sequence's last token). window: how many keys a query may see, its "
+           "own\n"
+           "included. attn_mask broadcasts to [batch, heads, T, S], S being the longest sequence. Returns [batch, heads, T,\n"
+           "value_dim] of query's type, or out, which may be of another one of these.")
       .def("rotate_queries", &rotate_queries, nb::arg("query"), nb::kw_only(), nb::arg("sequences") = nb::none(),
            nb::arg("positions") = nb::none(), nb::arg("out") = nb::none(),
            "The rotation of keys for queries [batch, heads, T, head_dim], at positions[b] + t; None: at the last T tokens.\n"
@@ -311,6 +319,7 @@ void register_kv_cache(nb::module_& module) {
                      }
                    })
       .def_prop_ro("value_dim", [](const Cache& cache) { return cache.spec().value_dim; })
+      .def_prop_ro("dtype", [](const Cache& cache) { return python_name(cache.spec().dtype); })
       .def("save", &save, nb::arg("path"), "Writes everything to a file; it is there only when it is complete.")
       .def_static("load", &load, nb::arg("path"),
                   "A cache from a file that save has written; polyhead.FileError for any other.");

@@ -25,10 +25,12 @@ struct ScoreMod;  // simd/contract/score_mod.hpp
 
 // One batch item and kv head. Strides are in bytes and may be 0 or negative; head_dim and value_dim elements are contiguous.
 //
-// query, key, value and out are of the kernel's element; all else is as it says. Elements are widened exactly, scores, weights
-// and sums are f32, and a result is rounded to the element once, to nearest even: what is too large for it becomes infinite.
-// Denormal elements of f16 count as what they are; those of bf16 and f32 may be flushed to zero.
+// key and value are of the kernel's element, query and out too unless the call says otherwise; all else is as it says. Elements
+// are widened exactly, scores, weights and sums are f32, and a result is rounded to out's element once, to nearest even: what
+// is too large for it becomes infinite. Denormal elements of f16 count as what they are; those of bf16 and f32 may be flushed
+// to zero.
 struct AttentionArgs {
+  Element query_element = Element::of_keys, out_element = Element::of_keys;
   const void* query = nullptr;  // row r at query + t * query_stride + g * query_head_stride
   std::ptrdiff_t query_stride = 0;
   std::ptrdiff_t query_head_stride = 0;
@@ -44,6 +46,18 @@ struct AttentionArgs {
   std::int64_t page_keys = 0;
   std::ptrdiff_t key_in_page = 0;
   std::ptrdiff_t value_in_page = 0;
+
+  // Of keys and values of I8, else null. Key s stands for key_mean[d] + key_channel[d] * scale * key[d]; its scale lies at
+  // key_scale + s or, in pages, at the key's page + key_scale_in_page + (s % page_keys) floats. Values likewise. A scale of NaN
+  // makes the whole key, or value, one of NaN. Means and channels are finite.
+  const float* key_scale = nullptr;
+  const float* value_scale = nullptr;
+  std::ptrdiff_t key_scale_in_page = 0;
+  std::ptrdiff_t value_scale_in_page = 0;
+  const float* key_mean = nullptr;     // [head_dim]
+  const float* key_channel = nullptr;  // [head_dim]
+  const float* value_mean = nullptr;   // [value_dim]
+  const float* value_channel = nullptr;
 
   std::int64_t group = 1;      // query heads that share this kv head
   std::int64_t row_begin = 0;  // rows [row_begin, row_end) of query_length * group
@@ -131,7 +145,7 @@ struct AttentionKernel {
   // Enough for any row and key range with at most key_count keys.
   std::size_t (*scratch_bytes)(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count);
   void (*run)(const AttentionArgs& args);
-  Element element = Element::f32;  // of query, key, value and out
+  Element element = Element::f32;  // of key and value
 };
 
 struct MergeKernel {

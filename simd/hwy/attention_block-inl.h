@@ -48,7 +48,7 @@ static void ForgetKeys(RowBlock& block) {
   for (size_t j = 0; j < block.width; j += hn::Lanes(df)) hn::Store(hn::Set(df, kLowestFloat), df, block.shift + j);
 }
 
-// Writes the block's results, elements of T, and returns true when there is a NaN among the sums.
+// Writes the block's results and returns true when there is a NaN among the sums. Keys are elements of T.
 template <class T>
 static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* factor) {
   const FloatTag df;
@@ -82,8 +82,12 @@ static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* fa
   if (args.sink) {
     for (size_t lane = 0; lane < block.rows; ++lane) factor[lane] = with_sink(lane).factor;
   }
-  const RowMap<T> out = {static_cast<T*>(args.out), args.out_stride, args.out_head_stride, args.group};
-  const bool nan = LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
+  bool nan = false;
+  WithElement(element_beside<T>(args.out_element), [&](auto element) HWY_ATTR {
+    using Out = decltype(element);
+    const RowMap<Out> out = {static_cast<Out*>(args.out), args.out_stride, args.out_head_stride, args.group};
+    nan = LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
+  });
   if (args.lse) {
     const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
     for (size_t lane = 0; lane < block.rows; ++lane) {

@@ -148,6 +148,28 @@ static HWY_NOINLINE void WidenRows(const T* HWY_RESTRICT from, std::ptrdiff_t st
   }
 }
 
+// Rows of T to the numbers that they stand for; scales are a row's, channel and mean a column's.
+template <class T>
+static HWY_NOINLINE void WidenScaledRows(const T* HWY_RESTRICT from, std::ptrdiff_t stride, size_t rows, size_t columns,
+                                         const float* HWY_RESTRICT scales, const float* HWY_RESTRICT channel,
+                                         const float* HWY_RESTRICT mean, float* HWY_RESTRICT to, size_t pitch) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  for (size_t row = 0; row < rows; ++row, from = Offset(from, stride), to += pitch) {
+    const Floats scale = hn::Set(df, scales[row]);
+    size_t column = 0;
+    for (; column + lanes <= columns; column += lanes) {
+      const Floats v = hn::Mul(LoadElements(df, from + column), scale);
+      hn::Store(hn::MulAdd(v, hn::LoadU(df, channel + column), hn::LoadU(df, mean + column)), df, to + column);
+    }
+    if (column < columns) {
+      const size_t left = columns - column;
+      const Floats v = hn::Mul(LoadPartial(df, from + column, left), scale);
+      hn::Store(hn::MulAdd(v, LoadPartial(df, channel + column, left), LoadPartial(df, mean + column, left)), df, to + column);
+    }
+  }
+}
+
 // Floats a row of `columns` widened elements takes.
 static inline size_t WidenedPitch(size_t columns) {
   const size_t lanes = hn::Lanes(FloatTag());
@@ -466,13 +488,18 @@ static void StartBlock(const AttentionF32Args& args, std::int64_t first_row, flo
   block.first_row = first_row;
   block.rows = NextBlockRows<Shape>(args.row_end - first_row, lanes);
   block.width = (block.rows + lanes - 1) / lanes * lanes;
-  using Stored = typename StoredAs<T>::type;
-  const RowMap<const Stored> query = {static_cast<const Stored*>(args.query), args.query_stride, args.query_head_stride,
-                                      args.group};
   if constexpr (kNumbersAWord<T> == 1) {
-    RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query,
-                      fetches_rows);
-  } else {
+    WithElement(element_beside<T>(args.query_element), [&](auto element) HWY_ATTR {
+      using Query = decltype(element);
+      const RowMap<const Query> query = {static_cast<const Query*>(args.query), args.query_stride, args.query_head_stride,
+                                         args.group};
+      RowsToLanes<true>(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), scale, block.query,
+                        fetches_rows);
+    });
+  } else {  // of calls whose query and out are of the keys' element alone
+    using Stored = typename StoredAs<T>::type;
+    const RowMap<const Stored> query = {static_cast<const Stored*>(args.query), args.query_stride, args.query_head_stride,
+                                        args.group};
     PairsToLanes(query, first_row, block.rows, block.width, static_cast<size_t>(args.head_dim), PartsOfScale(scale).power,
                  block.query, fetches_rows);
   }
@@ -496,7 +523,9 @@ class AttentionRun {
     factor_ = kNumbersAWord<T> == 1 ? 1.0f : PartsOfScale(scale).factor;
     const std::int64_t bytes =
         (args_.key_end - args_.key_begin) * (args_.head_dim + args_.value_dim) * static_cast<std::int64_t>(sizeof(Stored));
-    fetches_rows_ = args_.row_end - args_.row_begin > static_cast<std::int64_t>(Shape::kVectors * hn::Lanes(FloatTag()));
+    fetches_rows_ = args_.row_end - args_.row_begin > static_cast<std::int64_t>(Shape::kVectors * hn::Lanes(FloatTag())) &&
+                    element_beside<Stored>(args_.query_element) == element_beside<Stored>(args_.out_element) &&
+                    element_beside<Stored>(args_.query_element) == ElementOf<Stored>::value;
     for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
       fetch_ = row == args_.row_begin || bytes > kCachedBytes;
       size_t count = 0;
@@ -628,8 +657,16 @@ class AttentionRun {
     for (std::int64_t first = seen_begin_; first < seen_end_;) {
       const KeyRun<Stored> run = RunOfKeys<Stored>(args_, key + first, key + seen_end_);
       const size_t at = static_cast<size_t>(first), rows = static_cast<size_t>(run.count);
-      WidenRows(run.key, args_.key_stride, rows, head_dim, space_.keys + at * key_pitch, key_pitch);
-      WidenRows(run.value, args_.value_stride, rows, value_dim, space_.values + at * value_pitch, value_pitch);
+      if constexpr (kScaled<T>) {
+        const ScaleRun scales = ScalesOfKeys<T>(args_, key + first);
+        WidenScaledRows(run.key, args_.key_stride, rows, head_dim, scales.key, args_.key_channel, args_.key_mean,
+                        space_.keys + at * key_pitch, key_pitch);
+        WidenScaledRows(run.value, args_.value_stride, rows, value_dim, scales.value, args_.value_channel, args_.value_mean,
+                        space_.values + at * value_pitch, value_pitch);
+      } else {
+        WidenRows(run.key, args_.key_stride, rows, head_dim, space_.keys + at * key_pitch, key_pitch);
+        WidenRows(run.value, args_.value_stride, rows, value_dim, space_.values + at * value_pitch, value_pitch);
+      }
       first += run.count;
     }
   }

@@ -1,5 +1,7 @@
 // Attention for few query rows: scores are row-major (lane = key), every key block of K and V is read once for all rows, and
-// the speed is that of reading them. Elements of bf16 and f16 are widened as they are loaded: half the bytes are read.
+// the speed is that of reading them. Elements of bf16 and f16 are widened as they are loaded: half the bytes are read. Of I8
+// the integers are: what turns them into numbers is taken out of the sums, the keys' channels and mean to the query, scales to
+// scores and weights, the values' channels and mean to the results.
 //
 // For each key block:  S[row][key] = Q K'          a few keys x a few rows a tile, lane sums brought together by transposing
 // adds
@@ -13,6 +15,7 @@
 #include "simd/contract/attention.hpp"
 #include "simd/floating_point.hpp"
 #include "simd/hwy/compat.h"
+#include "simd/hwy/decode_integers-inl.h"
 #include "simd/hwy/decode_short-inl.h"
 #include "simd/hwy/decode_tile-inl.h"
 #include "simd/hwy/element-inl.h"
@@ -113,6 +116,50 @@ static HWY_NOINLINE void WeightRow(const KeySpan& span, float* HWY_RESTRICT scor
   hn::Store(hn::MulAdd(hn::Set(df, alpha), hn::Load(df, denominator), sum), df, denominator);
 }
 
+// Scores of keys of I8: what was summed up over their integers becomes the score of the numbers that these stand for. `mean` is
+// the query's product with the keys' mean, `step` what the query's own integers count in, where it has any.
+template <bool kShortRows>
+static HWY_NOINLINE void ScaleScores(const KeySpan& span, const float* HWY_RESTRICT scales, float step, float mean,
+                                     float* HWY_RESTRICT scores) {
+  const FloatTag df;
+  const Floats offset = hn::Set(df, mean), factor = hn::Set(df, step);
+  const size_t end = kShortRows ? kShortRowBlock : span.end_vector;
+  for (size_t i = kShortRows ? 0 : span.first_vector; i < end; i += hn::Lanes(df)) {
+    const Floats scale = hn::Mul(factor, hn::Load(df, scales + i));
+    hn::Store(hn::MulAdd(hn::Load(df, scores + i), scale, offset), df, scores + i);
+  }
+}
+
+// Weights of values of I8, marked as WeightRow marks them: multiplied by the values' scales, 0 where a key is excluded,
+// whatever its value's scale is.
+template <bool kShortRows>
+static HWY_NOINLINE void ScaleWeights(const KeySpan& span, const float* HWY_RESTRICT scales, float* HWY_RESTRICT weights) {
+  const FloatTag df;
+  const IntTag di;
+  const Ints marked = hn::BitCast(di, hn::Set(df, -0.0f));
+  const size_t end = kShortRows ? kShortRowBlock : span.end_vector;
+  for (size_t i = kShortRows ? 0 : span.first_vector; i < end; i += hn::Lanes(df)) {
+    const Floats p = hn::Load(df, weights + i);
+    const auto excluded = hn::RebindMask(df, hn::Eq(hn::BitCast(di, p), marked));
+    hn::Store(hn::IfThenElse(excluded, hn::Zero(df), hn::Mul(p, hn::Load(df, scales + i))), df, weights + i);
+  }
+}
+
+// The sums over integers of T become those over the numbers that these stand for; `denominator` is the weights' sum.
+template <class T>
+static HWY_NOINLINE void ScaleColumns(const float* HWY_RESTRICT channel, const float* HWY_RESTRICT mean, size_t columns,
+                                      float denominator, float* HWY_RESTRICT sums) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  const Floats l = hn::Set(df, denominator);
+  for (size_t e = 0; e < columns; e += lanes) {
+    const bool whole = e + lanes <= columns;
+    const Floats m = whole ? hn::LoadU(df, mean + e) : LoadPartial(df, mean + e, columns - e);
+    const Floats c = whole ? hn::LoadU(df, channel + e) : LoadPartial(df, channel + e, columns - e);
+    hn::Store(hn::MulAdd(hn::Load(df, sums + e), c, hn::Mul(l, m)), df, sums + e);
+  }
+}
+
 // out[e] = factor * sums[e] of one row; returns where a result is NaN. Adding 0 makes a zero positive: its sign would tell
 // which masked keys were visited.
 template <class T>
@@ -134,11 +181,13 @@ HWY_INLINE hn::Mask<FloatTag> StoreRow(const float* HWY_RESTRICT sums, size_t co
 }
 
 // Up to kRows rows on their way through the keys, which are of T. More rows of a call go in further rounds.
-template <bool kShortRows, class T>
+template <bool kShortRows, class T, bool kAccumulates>
 class DecodeRun {
  public:
   static constexpr size_t kRows = 16;
   static constexpr size_t kBlock = kShortRows ? kShortRowBlock : kDecodeKeyBlock;
+  static constexpr bool kIntegers = !kShortRows && kMultipliesIntegers<T>;
+  using Tiles = IntegerTiles<T, kAccumulates>;
 
   // Places everything in `memory` and returns the bytes it takes.
   size_t Place(void* memory, std::int64_t head_dim, std::int64_t value_dim) {
@@ -156,6 +205,19 @@ class DecodeRun {
     order_ = carver.Take<std::uint16_t>(kDecodeKeyBlock + kSpareKeys);
     key_rows_ = carver.Take<const T*>(kDecodeKeyBlock);
     value_rows_ = carver.Take<const T*>(kDecodeKeyBlock);
+    if constexpr (kScaled<T>) {
+      key_scales_ = carver.Take<float>(kDecodeKeyBlock);
+      value_scales_ = carver.Take<float>(kDecodeKeyBlock);
+    }
+    if constexpr (kIntegers) {
+      integers_ = head_dim <= kMostIntegerElements;
+      query_words_ = Tiles::WordsOfRow(static_cast<size_t>(head_dim));
+      sum_words_ = Tiles::WordsOfRow(static_cast<size_t>(value_dim));
+      query_integers_ = carver.Take<std::int16_t>(kRows * query_words_);
+      weight_pairs_.first = carver.Take<std::int32_t>(kRows * kStreamKeys);
+      weight_pairs_.second = carver.Take<std::int32_t>(kRows * kStreamKeys);
+      sum_integers_ = carver.Take<std::int32_t>(kRows * sum_words_);
+    }
     return carver.used();
   }
 
@@ -167,30 +229,80 @@ class DecodeRun {
         looks_at_values_ |= again;  // for the call's other rows too
         Start(args, row);
         Keys(args);
-        again = Finish(args, row) && !looks_at_values_;
+        // Of values of I8 what is excluded never counts, see ScaleWeights.
+        again = Finish(args, row) && !looks_at_values_ && !kScaled<T>;
       } while (HWY_UNLIKELY(again));
     }
   }
 
  private:
   void Start(const AttentionF32Args& args, std::int64_t first_row) {
+    WithElement(element_beside<T>(args.query_element),
+                [&](auto element) HWY_ATTR { StartRows<decltype(element)>(args, first_row); });
+  }
+
+  template <class Query>
+  HWY_NOINLINE void StartRows(const AttentionF32Args& args, std::int64_t first_row) {
     const FloatTag df;
     const size_t lanes = hn::Lanes(df);
     const Floats scale = hn::Set(df, ScaleOfScores(args));
     const size_t head_dim = static_cast<size_t>(args.head_dim);
-    const RowMap<const T> query = {static_cast<const T*>(args.query), args.query_stride, args.query_head_stride, args.group};
+    const RowMap<const Query> query = {static_cast<const Query*>(args.query), args.query_stride, args.query_head_stride,
+                                       args.group};
     for (size_t i = 0; i < rows_; ++i) {
       const std::int64_t row = first_row + static_cast<std::int64_t>(i);
       query_of_row_[i] = args.group == 1 ? row : row / args.group;
       head_of_row_[i] = row - query_of_row_[i] * args.group;
-      const T* HWY_RESTRICT from = query.At(row);
+      const Query* HWY_RESTRICT from = query.At(row);
       float* HWY_RESTRICT to = query_ + i * query_floats_;
       size_t d = 0;
       for (; d + lanes <= head_dim; d += lanes) hn::Store(hn::Mul(LoadElements(df, from + d), scale), df, to + d);
       if (d < head_dim) hn::Store(hn::Mul(LoadPartial(df, from + d, head_dim - d), scale), df, to + d);
+      if constexpr (kScaled<T>) mean_scores_[i] = TakeChannels(args, to);
+      if constexpr (kIntegers) {
+        if (integers_) StartIntegers(i);
+      }
       shift_[i] = kLowestFloat;
       for (size_t e = 0; e < sum_floats_; e += lanes) hn::Store(hn::Zero(df), df, sums_ + i * sum_floats_ + e);
       hn::Store(hn::Zero(df), df, denominator_ + i * lanes);
+    }
+  }
+
+  // Multiplies a query by the keys' channels, and returns its product with their mean.
+  static HWY_NOINLINE float TakeChannels(const AttentionF32Args& args, float* HWY_RESTRICT query) {
+    const FloatTag df;
+    const size_t lanes = hn::Lanes(df), head_dim = static_cast<size_t>(args.head_dim);
+    Floats sum = hn::Zero(df);
+    for (size_t d = 0; d < head_dim; d += lanes) {
+      const bool whole = d + lanes <= head_dim;
+      const Floats m = whole ? hn::LoadU(df, args.key_mean + d) : LoadPartial(df, args.key_mean + d, head_dim - d);
+      const Floats c = whole ? hn::LoadU(df, args.key_channel + d) : LoadPartial(df, args.key_channel + d, head_dim - d);
+      const Floats q = hn::Load(df, query + d);
+      sum = hn::MulAdd(q, m, sum);
+      hn::Store(hn::Mul(q, c), df, query + d);
+    }
+    return hn::GetLane(hn::SumOfLanes(df, sum));
+  }
+
+  // The row's query as integers. One that is not finite has scores of NaN.
+  void StartIntegers(size_t i) {
+    bool nan = false;
+    query_steps_[i] =
+        Tiles::WriteQuery(query_ + i * query_floats_, query_floats_, query_words_, query_integers_ + i * query_words_, &nan);
+    if (nan) mean_scores_[i] = __builtin_nanf("");
+    __builtin_memset(sum_integers_ + i * sum_words_, 0, sum_words_ * sizeof(std::int32_t));
+  }
+
+  // The scales of the first `keys` keys of a block.
+  HWY_NOINLINE void FindScales(const AttentionF32Args& args, std::int64_t first_key, size_t keys) {
+    for (size_t i = 0; i < keys;) {
+      const std::int64_t first = first_key + static_cast<std::int64_t>(i);
+      const auto run = RunOfKeys<T>(args, first, first_key + static_cast<std::int64_t>(keys));
+      const ScaleRun scales = ScalesOfKeys<T>(args, first);
+      const size_t count = static_cast<size_t>(run.count);
+      __builtin_memcpy(key_scales_ + i, scales.key, count * sizeof(float));
+      __builtin_memcpy(value_scales_ + i, scales.value, count * sizeof(float));
+      i += count;
     }
   }
 
@@ -226,19 +338,28 @@ class DecodeRun {
     } else {
       ComputeScores(args, key, order);
     }
+    if constexpr (kScaled<T>) {
+      FindScales(args, first_key, end);
+      for (size_t i = 0; i < rows_; ++i) {
+        const float step = kIntegers && integers_ ? query_steps_[i] : 1.0f;
+        ScaleScores<kShortRows>(span, key_scales_, step, mean_scores_[i], scores_ + i * kDecodeKeyBlock);
+      }
+    }
 
     if (HWY_UNLIKELY(args.score_mod != nullptr)) ChangeByCaller(args, first_key, span, mod_is_full);
     float old_shift[kRows];
     for (size_t i = 0; i < rows_; ++i) ApplyRowMask(args, i, first_key, span, old_shift);
     const size_t columns = static_cast<size_t>(args.value_dim);
-    const bool selects = HWY_UNLIKELY(looks_at_values_) && HoldsNonFinite<T>(args, first_key + static_cast<std::int64_t>(begin),
-                                                                             first_key + static_cast<std::int64_t>(end));
+    const bool selects =
+        HWY_UNLIKELY(looks_at_values_) && !kScaled<T> &&
+        HoldsNonFinite<T>(args, first_key + static_cast<std::int64_t>(begin), first_key + static_cast<std::int64_t>(end));
     float alpha[kRows];
     ComputeAlpha(old_shift, alpha);
     for (size_t i = 0; i < rows_; ++i) {
       float* row = scores_ + i * kDecodeKeyBlock;
-      if (HWY_UNLIKELY(selects)) {
+      if (kScaled<T> || HWY_UNLIKELY(selects)) {
         WeightRow<kShortRows, true>(span, row, shift_[i], alpha[i], denominator_ + i * lanes);
+        if constexpr (kScaled<T>) ScaleWeights<kShortRows>(span, value_scales_, row);
       } else {
         WeightRow<kShortRows, false>(span, row, shift_[i], alpha[i], denominator_ + i * lanes);
       }
@@ -249,6 +370,9 @@ class DecodeRun {
     }
     for (size_t i = 0; i < rows_; ++i) {
       if (alpha[i] != 1.0f) ScaleSums(alpha[i], sums_ + i * sum_floats_);
+    }
+    if constexpr (kIntegers) {
+      if (integers_) return AddIntegerValues(value, order, columns);
     }
     ValueRun<T> run = {value, order.keys, order.count, scores_, sums_, sum_floats_, columns};
     if (HWY_LIKELY(!selects)) return AddValuesOfOrder(run);
@@ -278,6 +402,13 @@ class DecodeRun {
   }
 
   void ComputeScores(const AttentionF32Args& args, const BlockRows<T>& key, const KeyOrder& order) {
+    if constexpr (kIntegers) {
+      if (integers_) {
+        const typename Tiles::Scores tile = {
+            key, order.keys, query_integers_, query_words_, static_cast<size_t>(args.head_dim), scores_};
+        return Tiles::ScoresOfOrder(tile, order.count, rows_);
+      }
+    }
     const ScoreTile<T> tile = {key, order.keys, query_, query_floats_, static_cast<size_t>(args.head_dim), scores_};
     if (rows_ >= DecodeLimits::kRows) {
       ScoresOfOrder<DecodeLimits::ScoreKeys(DecodeLimits::kRows)>(tile, order.count, rows_);
@@ -324,6 +455,20 @@ class DecodeRun {
     const FloatTag df;
     const Floats factor = hn::Set(df, alpha);
     for (size_t e = 0; e < sum_floats_; e += hn::Lanes(df)) hn::Store(hn::Mul(factor, hn::Load(df, sums + e)), df, sums + e);
+  }
+
+  void AddIntegerValues(const BlockRows<T>& value, const KeyOrder& order, size_t columns) {
+    float steps[kRows];
+    for (size_t i = 0; i < rows_; ++i) {
+      const WeightPairs pairs = {weight_pairs_.first + i * kStreamKeys, weight_pairs_.second + i * kStreamKeys};
+      steps[i] = Tiles::WriteWeights(scores_ + i * kDecodeKeyBlock, order.keys, order.count, pairs);
+    }
+    const typename Tiles::Values run = {value,      order.keys, (order.count + 3) / 4, weight_pairs_, sum_integers_,
+                                        sum_words_, columns};
+    Tiles::AddValuesOfOrder(run, rows_);
+    for (size_t i = 0; i < rows_; ++i) {
+      Tiles::AddSums(sum_integers_ + i * sum_words_, sum_words_, steps[i], sums_ + i * sum_floats_, sum_floats_);
+    }
   }
 
   void AddValuesOfOrder(ValueRun<T> run) {
@@ -432,9 +577,17 @@ class DecodeRun {
 
   // Writes the rows' results and returns true when there is a NaN among the sums.
   bool Finish(const AttentionF32Args& args, std::int64_t first_row) {
+    bool nan = false;
+    WithElement(element_beside<T>(args.out_element),
+                [&](auto element) HWY_ATTR { nan = FinishRows<decltype(element)>(args, first_row); });
+    return nan;
+  }
+
+  template <class Out>
+  HWY_NOINLINE bool FinishRows(const AttentionF32Args& args, std::int64_t first_row) {
     const FloatTag df;
     const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
-    const RowMap<T> out = {static_cast<T*>(args.out), args.out_stride, args.out_head_stride, args.group};
+    const RowMap<Out> out = {static_cast<Out*>(args.out), args.out_stride, args.out_head_stride, args.group};
     const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};
     const RowMap<const float> sinks = {args.sink, 0, args.sink_stride, args.group};
     auto nan = hn::MaskFromVec(hn::Zero(df));
@@ -445,6 +598,7 @@ class DecodeRun {
       const bool with_sink = args.sink != nullptr && !args.partial;
       if (with_sink) end = EndWithSink(shift_[i], l, *sinks.At(row));
       const float* sums = sums_ + i * sum_floats_;
+      if constexpr (kScaled<T>) ScaleColumns<T>(args.value_channel, args.value_mean, value_dim, l, sums_ + i * sum_floats_);
       if (args.partial) {
         float* to = args.partial + static_cast<size_t>(row - args.row_begin) * (value_dim + 2);
         nan = hn::Or(nan, StoreRow(sums, value_dim, end.factor, to));
@@ -472,39 +626,49 @@ class DecodeRun {
   // [kDecodeKeyBlock], of a block whose keys lie in several pages.
   const T** key_rows_ = nullptr;
   const T** value_rows_ = nullptr;
+  float* key_scales_ = nullptr;  // [kDecodeKeyBlock]; these and the following of keys of I8
+  float* value_scales_ = nullptr;
+  float mean_scores_[kRows] = {};
+  bool integers_ = false;  // queries and weights are integers too: these and the following
+  size_t query_words_ = 0, sum_words_ = 0;
+  std::int16_t* query_integers_ = nullptr;  // [row][query_words_]
+  WeightPairs weight_pairs_ = {};           // [row][kStreamKeys]
+  std::int32_t* sum_integers_ = nullptr;    // [row][sum_words_], 0 between key blocks
+  float query_steps_[kRows] = {};
   float shift_[kRows] = {};
   std::int64_t query_of_row_[kRows] = {}, head_of_row_[kRows] = {};
 };
 
-template <bool kShortRows, class T>
+template <bool kShortRows, class T, bool kAccumulates>
 static HWY_NOINLINE void DecodeRows(const AttentionF32Args& args) {
-  DecodeRun<kShortRows, T> run;
+  DecodeRun<kShortRows, T, kAccumulates> run;
   run.Place(args.scratch, args.head_dim, args.value_dim);
   run.Rows(args);
 }
 
-template <class T>
+template <class T, bool kAccumulates>
 static void RunDecode(const AttentionF32Args& args) {
   const FlushDenormals flush;
   if (HWY_MAX(args.head_dim, args.value_dim) <= static_cast<std::int64_t>(kShortRow)) {
-    DecodeRows<true, T>(args);
+    DecodeRows<true, T, kAccumulates>(args);
   } else {
-    DecodeRows<false, T>(args);
+    DecodeRows<false, T, kAccumulates>(args);
   }
 }
 
 template <class T>
 static size_t DecodeScratchBytes(std::int64_t head_dim, std::int64_t value_dim, std::int64_t) {
-  return DecodeRun<false, T>().Place(nullptr, head_dim, value_dim);
+  return DecodeRun<false, T, false>().Place(nullptr, head_dim, value_dim);
 }
 
-template <class T>
+// kAccumulates: for CPUs with AVX512_VNNI, see IntegerTiles.
+template <class T, bool kAccumulates = false>
 constexpr AttentionKernel DecodeKernel(const char* name) {
   return {name,
-          static_cast<std::int32_t>(DecodeRun<false, T>::kRows),
+          static_cast<std::int32_t>(DecodeRun<false, T, false>::kRows),
           static_cast<std::int32_t>(kDecodeKeyBlock),
           &DecodeScratchBytes<T>,
-          &RunDecode<T>,
+          &RunDecode<T, kAccumulates>,
           ElementOf<T>::value};
 }
 

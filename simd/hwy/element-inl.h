@@ -94,6 +94,29 @@ HWY_INLINE Bits16<D> Narrow(D df, hn::Vec<D> v, F16) {
   }
 }
 
+// Whether elements stand for a number only together with the scale of their row.
+template <class T>
+constexpr bool kScaled = hwy::IsSame<T, I8>();
+
+// The integers, which the scale of the row is still to be multiplied with.
+template <class D>
+HWY_INLINE hn::Vec<D> WidenIntegers(D df, hn::Vec<hn::Rebind<std::int8_t, D>> integers) {
+  return hn::ConvertTo(df, hn::PromoteTo(hn::RebindToSigned<D>(), integers));
+}
+
+// function(T()) for the type of an element that a call names.
+template <class Function>
+HWY_INLINE void WithElement(Element element, const Function& function) {
+  switch (element) {
+    case Element::bf16:
+      return function(Bf16());
+    case Element::f16:
+      return function(F16());
+    default:
+      return function(float());
+  }
+}
+
 // As many elements as D has lanes, at any address.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadElements(D df, const float* from) {
@@ -102,6 +125,11 @@ HWY_INLINE hn::Vec<D> LoadElements(D df, const float* from) {
 template <class D, class T>
 HWY_INLINE hn::Vec<D> LoadElements(D df, const T* from) {
   return Widen(df, hn::LoadU(Tag16<D>(), &from->bits), T());
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadElements(D df, const I8* from) {
+  return WidenIntegers(df, hn::LoadU(hn::Rebind<std::int8_t, D>(), &from->value));
 }
 
 template <class D>
@@ -116,6 +144,9 @@ HWY_INLINE void StoreElements(hn::Vec<D> v, D df, T* to) {
 // One element.
 HWY_INLINE float ToFloat(float element) {
   return element;
+}
+HWY_INLINE float ToFloat(I8 element) {
+  return static_cast<float>(element.value);
 }
 template <class T>
 HWY_INLINE float ToFloat(T element) {

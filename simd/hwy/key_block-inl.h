@@ -81,12 +81,15 @@ static HWY_NOINLINE bool HoldsNonFinite(const T* HWY_RESTRICT values, std::ptrdi
   return !hn::AllFalse(di, hn::Gt(max, hn::Set(di, first_non_finite - 1)));
 }
 
-// Of the values of keys [first, end), which are of T.
+// Of the values of keys [first, end), which are of T: with scales, of these.
 template <class T>
 static bool HoldsNonFinite(const AttentionF32Args& args, std::int64_t first, std::int64_t end) {
   while (first < end) {
     const KeyRun<T> run = RunOfKeys<T>(args, first, end);
-    if (HoldsNonFinite(run.value, args.value_stride, static_cast<size_t>(run.count), static_cast<size_t>(args.value_dim))) {
+    if constexpr (kScaled<T>) {
+      if (HoldsNonFinite(ScalesOfKeys<T>(args, first).value, 0, 1, static_cast<size_t>(run.count))) return true;
+    } else if (HoldsNonFinite(run.value, args.value_stride, static_cast<size_t>(run.count),
+                              static_cast<size_t>(args.value_dim))) {
       return true;
     }
     first += run.count;

@@ -35,6 +35,21 @@ HWY_INLINE KeyRun<T> RunOfKeys(const AttentionF32Args& args, std::int64_t first,
           Offset(static_cast<const T*>(args.value), static_cast<std::ptrdiff_t>(first) * args.value_stride), end - first};
 }
 
+// The scales of keys of T, and of their values, from `first` on: as many as RunOfKeys has keys from there.
+struct ScaleRun {
+  const float* key;
+  const float* value;
+};
+
+template <class T>
+static HWY_NOINLINE ScaleRun ScalesOfKeys(const AttentionF32Args& args, std::int64_t first) {
+  if (args.pages == nullptr) return {args.key_scale + first, args.value_scale + first};
+  const std::int64_t page = first / args.page_keys, in_page = first - page * args.page_keys;
+  const void* const base = args.pages[page - args.first_page];
+  return {static_cast<const float*>(Offset(base, args.key_scale_in_page)) + in_page,
+          static_cast<const float*>(Offset(base, args.value_scale_in_page)) + in_page};
+}
+
 }  // namespace
 }  // namespace polyhead::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -16,7 +16,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Where the instruction set has no masked access to elements of `size` bytes, Highway's MaskedLoad and BlendedStore touch whole
 // vectors. No vector has more than 8 lanes there.
 template <size_t size>
-constexpr bool kHasMaskedAccess = HWY_HAVE_SCALABLE || (HWY_ARCH_X86 && HWY_TARGET <= (size == 2 ? HWY_AVX3 : HWY_AVX2));
+constexpr bool kHasMaskedAccess = HWY_HAVE_SCALABLE || (HWY_ARCH_X86 && HWY_TARGET <= (size <= 2 ? HWY_AVX3 : HWY_AVX2));
 
 // The first `count` lanes from memory (0 < count < lanes), zero in the others.
 template <class D, class T>
@@ -51,6 +51,11 @@ HWY_INLINE hn::Vec<D> LoadPartial(D d, const T* HWY_RESTRICT from, size_t count)
 }
 
 template <class D>
+HWY_INLINE hn::Vec<D> LoadPartial(D d, const I8* HWY_RESTRICT from, size_t count) {
+  return WidenIntegers(d, LoadPartialLanes(hn::Rebind<std::int8_t, D>(), &from->value, count));
+}
+
+template <class D>
 HWY_INLINE void StorePartial(hn::Vec<D> v, D d, float* HWY_RESTRICT to, size_t count) {
   StorePartialLanes(v, d, to, count);
 }
@@ -63,6 +68,10 @@ HWY_INLINE void StorePartial(hn::Vec<D> v, D d, T* HWY_RESTRICT to, size_t count
 // The first min(count, lanes) lanes, zero in the others.
 HWY_INLINE Floats LoadFirst(FloatTag d, const float* from, size_t count) {
   return hn::MaskedLoad(hn::FirstN(d, count), d, from);
+}
+HWY_INLINE Floats LoadFirst(FloatTag d, const I8* from, size_t count) {
+  const hn::Rebind<std::int8_t, FloatTag> d8;
+  return WidenIntegers(d, hn::MaskedLoad(hn::FirstN(d8, count), d8, &from->value));
 }
 template <class T>
 HWY_INLINE Floats LoadFirst(FloatTag d, const T* from, size_t count) {

@@ -1,5 +1,5 @@
 // Attention and merging in scalar arithmetic: for each row the scores of all allowed keys, then the weighted sum of their
-// values. A key that is not allowed is never read. Query, key, value and out are elements of T.
+// values. A key that is not allowed is never read. Key and value are elements of T, query and out of what the call says.
 #pragma once
 
 #include "simd/contract/attention.hpp"
@@ -33,6 +33,33 @@ const T* row_of_value(const AttentionF32Args& args, std::int64_t s) {
   return static_cast<const T*>(at(page, args.value_in_page + args.value_stride * (s % args.page_keys)));
 }
 
+// What turns elements of I8 into numbers; other elements are theirs.
+struct Scaling {
+  double scale = 1.0;
+  const float* mean = nullptr;
+  const float* channel = nullptr;
+
+  double number(double element, std::int64_t column) const {
+    return mean == nullptr ? element
+                           : static_cast<double>(mean[column]) + static_cast<double>(channel[column]) * scale * element;
+  }
+};
+inline double scale_at(const AttentionF32Args& args, const float* whole, std::ptrdiff_t in_page, std::int64_t s) {
+  if (args.pages == nullptr) return static_cast<double>(whole[s]);
+  const void* const scales = at(args.pages[s / args.page_keys - args.first_page], in_page);
+  return static_cast<double>(static_cast<const float*>(scales)[s % args.page_keys]);
+}
+template <class T>
+Scaling scaling_of_key(const AttentionF32Args& args, std::int64_t s) {
+  if (ElementOf<T>::value != Element::i8) return {};
+  return {scale_at(args, args.key_scale, args.key_scale_in_page, s), args.key_mean, args.key_channel};
+}
+template <class T>
+Scaling scaling_of_value(const AttentionF32Args& args, std::int64_t s) {
+  if (ElementOf<T>::value != Element::i8) return {};
+  return {scale_at(args, args.value_scale, args.value_scale_in_page, s), args.value_mean, args.value_channel};
+}
+
 // Whether query t of head g of the group may see key s, whatever its score.
 bool is_allowed(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
   if (args.visible_begin != AttentionF32Args::unbounded_begin && s < t + args.visible_begin) return false;
@@ -49,10 +76,14 @@ bool is_allowed(const AttentionF32Args& args, std::int64_t t, std::int64_t g, st
 // The scaled and capped score, in natural-log units.
 template <class T>
 double capped_score_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
-  const T* query = at(static_cast<const T*>(args.query), args.query_stride * t + args.query_head_stride * g);
+  const void* query = at(args.query, args.query_stride * t + args.query_head_stride * g);
+  const Element query_element = element_beside<T>(args.query_element);
   const T* key = row_of_key<T>(args, s);
+  const Scaling scaling = scaling_of_key<T>(args, s);
   double dot = 0.0;
-  for (std::int64_t d = 0; d < args.head_dim; ++d) dot += to_double(query[d]) * to_double(key[d]);
+  for (std::int64_t d = 0; d < args.head_dim; ++d) {
+    dot += load(query, query_element, d) * scaling.number(to_double(key[d]), d);
+  }
   const double score = args.scale * dot;
   return args.softcap > 0.0 ? args.softcap * tanh(score / args.softcap) : score;
 }
@@ -185,7 +216,8 @@ POLYHEAD_NOINLINE void attend_rows(const AttentionF32Args& args) {
       const double weight = exp(score - shift);
       denominator += weight;
       const T* value = row_of_value<T>(args, s);
-      for (std::int64_t e = 0; e < args.value_dim; ++e) sums[e] += weight * to_double(value[e]);
+      const Scaling scaling = scaling_of_value<T>(args, s);
+      for (std::int64_t e = 0; e < args.value_dim; ++e) sums[e] += weight * scaling.number(to_double(value[e]), e);
     }
 
     if (args.partial) {
@@ -195,10 +227,11 @@ POLYHEAD_NOINLINE void attend_rows(const AttentionF32Args& args) {
       partial[args.value_dim + 1] = static_cast<float>(denominator);
       continue;
     }
-    T* out = at(static_cast<T*>(args.out), args.out_stride * t + args.out_head_stride * g);
+    void* const out = at(args.out, args.out_stride * t + args.out_head_stride * g);
+    const Element out_element = element_beside<T>(args.out_element);
     const RowEnd row_end = end_of_row(args, g, seen, shift, denominator);
     for (std::int64_t e = 0; e < args.value_dim; ++e) {
-      out[e] = rounded<T>(static_cast<float>(row_end.scale * sums[e] / row_end.denominator));
+      store(static_cast<float>(row_end.scale * sums[e] / row_end.denominator), out, out_element, e);
     }
     if (args.lse) {
       float* lse = at(args.lse, args.lse_stride * t + args.lse_head_stride * g);

@@ -35,6 +35,10 @@ inline double to_double(F16 element) {
   return sign * ldexp(static_cast<double>(1024 + fraction), exponent - 25);
 }
 
+inline double to_double(I8 element) {
+  return static_cast<double>(element.value);
+}
+
 // To the nearest element, of two as near the even one.
 template <class T>
 T rounded(float value);
@@ -60,6 +64,22 @@ inline F16 rounded<F16>(float value) {
   while (magnitude >= ldexp(2.0, exponent)) ++exponent;
   const auto steps = static_cast<std::uint16_t>(nearbyint(ldexp(magnitude, 10 - exponent)));
   return {static_cast<std::uint16_t>(sign | (((exponent + 14) << 10) + steps))};
+}
+
+// The index-th element of a row of elements that a call names.
+inline double load(const void* row, Element element, std::int64_t index) {
+  if (element == Element::bf16) return to_double(static_cast<const Bf16*>(row)[index]);
+  if (element == Element::f16) return to_double(static_cast<const F16*>(row)[index]);
+  return to_double(static_cast<const float*>(row)[index]);
+}
+inline void store(float value, void* row, Element element, std::int64_t index) {
+  if (element == Element::bf16) {
+    static_cast<Bf16*>(row)[index] = rounded<Bf16>(value);
+  } else if (element == Element::f16) {
+    static_cast<F16*>(row)[index] = rounded<F16>(value);
+  } else {
+    static_cast<float*>(row)[index] = value;
+  }
 }
 
 }  // namespace

@@ -25,9 +25,12 @@ static HWY_NOINLINE void PackQuery(const AttentionF32Args& args, std::int64_t fi
   const FloatTag df;
   const IntTag di;
   const size_t head_dim = static_cast<size_t>(args.head_dim);
-  const RowMap<const float> query = {static_cast<const float*>(args.query), args.query_stride, args.query_head_stride,
-                                     args.group};
-  RowsToLanes<true>(query, first_row, rows, 32, head_dim, scale, lanes_of_rows);
+  WithElement(element_beside<float>(args.query_element), [&](auto element) HWY_ATTR {
+    using Query = decltype(element);
+    const RowMap<const Query> query = {static_cast<const Query*>(args.query), args.query_stride, args.query_head_stride,
+                                       args.group};
+    RowsToLanes<true>(query, first_row, rows, 32, head_dim, scale, lanes_of_rows);
+  });
   for (size_t j = 0; j < 32; j += hn::Lanes(df)) {
     Ints largest = hn::Zero(di);
     for (size_t d = 0; d < head_dim; ++d) largest = hn::Max(largest, MagnitudeBits(hn::Load(df, lanes_of_rows + d * 32 + j)));

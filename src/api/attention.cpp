@@ -64,6 +64,19 @@ void check_size(const char* name, std::int64_t value, std::int64_t least) {
   if (value < least) fail(name, std::to_string(value), std::to_string(least) + " or more");
 }
 
+void check_dtype(const char* field, DType dtype) {
+  if (is_served(dtype)) return;
+  throw Error(ErrorCode::unsupported, std::string(field) + " is " + name(dtype) + "; this build serves " + served_dtypes());
+}
+
+DType key_dtype(const AttentionSpec& spec) {
+  return spec.key_dtype.value_or(spec.dtype);
+}
+
+DType out_dtype(const AttentionSpec& spec) {
+  return spec.out_dtype.value_or(spec.dtype);
+}
+
 void check_relative_bias(const AttentionSpec& spec) {
   const RelativeBias& bias = spec.relative_bias;
   constexpr std::int64_t most_buckets = 1 << 20, most_distance = 1 << 20, most_side = 1 << 15;  // far above any model's
@@ -148,15 +161,18 @@ AttentionSpec resolve(AttentionSpec spec) {
   check_precision("AttentionSpec.precision", spec.precision);
   check_relative_bias(spec);
   check_score_mod(spec);
-  if (!is_served(spec.dtype)) {
-    throw Error(ErrorCode::unsupported,
-                std::string("AttentionSpec.dtype is ") + name(spec.dtype) + "; this build serves " + served_dtypes());
+  check_dtype("AttentionSpec.dtype", spec.dtype);
+  if (const std::vector<DType>& kept = dispatch::cache_dtypes();
+      std::find(kept.begin(), kept.end(), key_dtype(spec)) == kept.end()) {
+    check_dtype("AttentionSpec.key_dtype", key_dtype(spec));
   }
+  check_dtype("AttentionSpec.out_dtype", out_dtype(spec));
   return spec;
 }
 
 plan::AttentionShape shape_of(const AttentionSpec& spec) {
-  return {spec.batch, spec.heads, spec.kv_heads, spec.query_length, spec.key_length, spec.head_dim, spec.value_dim, spec.dtype};
+  return {spec.batch,    spec.heads,     spec.kv_heads, spec.query_length, spec.key_length,
+          spec.head_dim, spec.value_dim, spec.dtype,    key_dtype(spec),   out_dtype(spec)};
 }
 
 double scale_of(const AttentionSpec& spec) {
@@ -459,17 +475,17 @@ class AttentionPlanState {
 
   // Shapes against the spec and each other; returns the tensors' shape.
   plan::AttentionShape check_query_and_key(const AttentionInputs& inputs, const CachedAttentionInputs* cached = nullptr) const {
-    const DType dtype = spec_.dtype;
-    check_tensor("query", inputs.query, dtype, {spec_.mask.is_packed ? 1 : -1, spec_.heads, -1, spec_.head_dim});
+    check_tensor("query", inputs.query, spec_.dtype, {spec_.mask.is_packed ? 1 : -1, spec_.heads, -1, spec_.head_dim});
     plan::AttentionShape shape = shape_of(spec_);
     shape.batch = inputs.query.shape[0];
     shape.query_length = inputs.query.shape[2];
+    if (!cached) check_dtype("AttentionSpec.key_dtype", key_dtype(spec_));  // i8 has scales, which only a cache has
     if (cached) {
       shape.key_length = api::check_cache(spec_, *cached, shape.batch, shape.query_length);
     } else if (!inputs.block_table.empty()) {
       shape.key_length = api::check_block_table(spec_, inputs, shape.batch);
     } else {
-      check_tensor("key", inputs.key, dtype, {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
+      check_tensor("key", inputs.key, key_dtype(spec_), {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
       shape.key_length = inputs.key.shape[2];
     }
     api::check_mask_given(given_mask(cached), mask_inputs(inputs));
@@ -490,9 +506,9 @@ class AttentionPlanState {
   plan::AttentionShape check_shapes(const AttentionInputs& inputs, const CachedAttentionInputs* cached) const {
     const plan::AttentionShape shape = check_query_and_key(inputs, cached);
     if (!cached && inputs.block_table.empty()) {
-      check_tensor("value", inputs.value, spec_.dtype, {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
+      check_tensor("value", inputs.value, key_dtype(spec_), {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
     }
-    check_tensor("out", inputs.out, spec_.dtype, {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
+    check_tensor("out", inputs.out, out_dtype(spec_), {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
     if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {shape.batch, spec_.heads, shape.query_length});
     return shape;
   }
@@ -660,7 +676,8 @@ std::shared_ptr<const detail::AttentionPlanState> find_plan(const Runtime& runti
     key.add(address(mod.functions.baseline)).add(address(mod.functions.sse4)).add(address(mod.functions.avx2));
     key.add(address(mod.functions.avx512)).add(address(mod.classify));
   }
-  key.add(flags << 16 | static_cast<std::uint64_t>(spec.dtype) << 8 | static_cast<std::uint64_t>(spec.precision));
+  const std::uint64_t dtypes = static_cast<std::uint64_t>(key_dtype(spec)) << 8 | static_cast<std::uint64_t>(out_dtype(spec));
+  key.add(flags << 16 | static_cast<std::uint64_t>(spec.dtype) << 8 | static_cast<std::uint64_t>(spec.precision)).add(dtypes);
   return runtime.state()->call_cache().find_or_make<detail::AttentionPlanState>(
       key, [&] { return std::make_shared<const detail::AttentionPlanState>(spec, runtime); });
 }
@@ -704,11 +721,16 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
 void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, const AttentionOptions& options) {
   if (inputs.cache == nullptr) fail("cache", "not given", "a KvCache");
   const KvCacheSpec& cache = inputs.cache->spec();
-  if (inputs.query.rank != 4) {
-    fail("query", inputs.query.describe(), std::string(name(cache.dtype)) + " [batch, heads, query_length, head_dim]");
+  if (inputs.query.rank != 4 || !is_served(inputs.query.dtype)) {
+    fail("query", inputs.query.describe(), served_dtypes() + " [batch, heads, query_length, head_dim]");
+  }
+  if (inputs.out.rank != 4 || !is_served(inputs.out.dtype)) {
+    fail("out", inputs.out.describe(), served_dtypes() + " [batch, heads, query_length, value_dim]");
   }
   AttentionSpec spec;
-  spec.dtype = cache.dtype;
+  spec.dtype = inputs.query.dtype;
+  spec.key_dtype = cache.dtype;
+  spec.out_dtype = inputs.out.dtype;
   spec.batch = bucket(inputs.query.shape[0]);
   spec.heads = inputs.query.shape[1];
   spec.kv_heads = cache.kv_heads;

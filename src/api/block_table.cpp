@@ -32,8 +32,9 @@ std::int64_t check_block_table(const AttentionSpec& spec, const AttentionInputs&
   const bool fits = table.rank == 2 && table.shape[0] == batch && (table.dtype == DType::i32 || table.dtype == DType::i64);
   if (!fits) fail("block_table", table.describe(), "i32 or i64 [" + std::to_string(batch) + ", pages of an item]");
   check_memory("block_table", table);
-  check_tensor("key", inputs.key, spec.dtype, {-1, spec.kv_heads, -1, spec.head_dim});
-  check_tensor("value", inputs.value, spec.dtype, {inputs.key.shape[0], spec.kv_heads, inputs.key.shape[2], spec.value_dim});
+  const DType dtype = spec.key_dtype.value_or(spec.dtype);
+  check_tensor("key", inputs.key, dtype, {-1, spec.kv_heads, -1, spec.head_dim});
+  check_tensor("value", inputs.value, dtype, {inputs.key.shape[0], spec.kv_heads, inputs.key.shape[2], spec.value_dim});
   for (const auto& [name, view] : {std::pair("key", &inputs.key), std::pair("value", &inputs.value)}) {
     if (view->shape[3] > 1 && view->strides[3] != 1) {
       fail(name, view->describe(), "a last dimension with a stride of 1, since pages are read where they lie");

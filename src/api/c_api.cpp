@@ -117,9 +117,9 @@ Struct read_optional_struct(const Struct* given, const char* name) {
   return given == nullptr ? Struct{} : read_struct(given, name);
 }
 
-polyhead::DType to_dtype(polyhead_dtype dtype, const char* name) {
+polyhead::DType to_dtype(polyhead_dtype dtype, const char* name, const char* field = "dtype") {
   if (dtype < POLYHEAD_F32 || dtype > POLYHEAD_BOOL) {
-    refuse(std::string(name) + ".dtype is " + std::to_string(dtype) + ", expected a polyhead_dtype (0 .. 8)");
+    refuse(std::string(name) + "." + field + " is " + std::to_string(dtype) + ", expected a polyhead_dtype (0 .. 8)");
   }
   return static_cast<polyhead::DType>(dtype);
 }
@@ -506,6 +506,8 @@ polyhead_status polyhead_attention_plan_create(const polyhead_runtime* runtime, 
     result.relative_bias = to_relative_bias(spec.relative_bias);
     auto score_mod = std::make_unique<CScoreMod>();
     result.score_mod = to_score_mod(spec.score_mod, score_mod.get());
+    if (spec.has_key_dtype != 0) result.key_dtype = to_dtype(spec.key_dtype, "spec", "key_dtype");
+    if (spec.has_out_dtype != 0) result.out_dtype = to_dtype(spec.out_dtype, "spec", "out_dtype");
     hand_out(plan, polyhead::AttentionPlan(result, runtime->value));
     if (spec.score_mod != nullptr) (*plan)->score_mod = std::move(score_mod);
   });

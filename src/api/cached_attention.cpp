@@ -71,8 +71,9 @@ std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs&
   if (spec.relative_bias.kind == RelativeBias::Kind::swin) {
     fail("AttentionSpec.relative_bias", "Swin's", "none or T5's over a cache, whose tokens are no window of an image");
   }
-  if (spec.dtype != cache_spec.dtype) {
-    fail("AttentionSpec.dtype", name(spec.dtype), std::string(name(cache_spec.dtype)) + ", the cache's dtype");
+  if (const DType of_keys = spec.key_dtype.value_or(spec.dtype); of_keys != cache_spec.dtype) {
+    fail(spec.key_dtype ? "AttentionSpec.key_dtype" : "AttentionSpec.dtype", name(of_keys),
+         std::string(name(cache_spec.dtype)) + ", the cache's dtype" + (spec.key_dtype ? "" : ", or key_dtype set to it"));
   }
   check_same("AttentionSpec.kv_heads", spec.kv_heads, "kv_heads", cache_spec.kv_heads);
   check_same("AttentionSpec.head_dim", spec.head_dim, "head_dim", cache_spec.head_dim);
@@ -117,12 +118,14 @@ void read_cache(const CachedAttentionInputs& inputs, std::int64_t* key_lengths, 
   for (std::int64_t b = 0; b < batch; ++b) {
     const cache::SequenceView view = store.view(sequence_of(sequences, store, b));
     key_lengths[b] = view.length;
-    pages[b] = {view.table, view.first_page, view.first_token};
+    pages[b] = {view.table, view.first_page, view.first_token, view.channels};
   }
   operands->key_lengths = key_lengths;
   operands->pages = pages;
   operands->page_keys = shape.tokens;
   operands->value_in_page = shape.value_in_page();
+  operands->key_scale_in_page = shape.key_scale_in_page();
+  operands->value_scale_in_page = shape.value_scale_in_page();
   operands->key_strides[1] = operands->value_strides[1] = shape.head_stride();
   operands->key_strides[2] = shape.key_stride();
   operands->value_strides[2] = shape.value_stride();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "api/integer_list.hpp"
 #include "api/kv_cache_state.hpp"
 #include "cache/cache_file.hpp"
+#include "dispatch/kernel_table.hpp"
 #include "plan/attention_work.hpp"
 #include "platform/rounding.hpp"
 
@@ -98,10 +100,12 @@ KvCacheSpec resolve(const KvCacheSpec& given) {
   } else {
     check_absent("KvCacheSpec.window", spec.window, kind);
   }
-  const cache::StorageType* const storage = cache::find_storage_type(spec.dtype);
-  if (storage == nullptr) {
+  const std::vector<DType>& stored = dispatch::cache_dtypes();
+  if (std::find(stored.begin(), stored.end(), spec.dtype) == stored.end()) {
+    std::string names;
+    for (const DType dtype : stored) names += std::string(names.empty() ? "" : ", ") + name(dtype);
     throw Error(ErrorCode::unsupported,
-                std::string("KvCacheSpec.dtype is ") + name(spec.dtype) + "; this build's caches store f32");
+                std::string("KvCacheSpec.dtype is ") + name(spec.dtype) + "; this build's caches store " + names);
   }
   spec.rotary = resolve_rotary(std::move(spec.rotary), spec.head_dim);
 
@@ -109,7 +113,9 @@ KvCacheSpec resolve(const KvCacheSpec& given) {
   std::int64_t bytes = 0;
   bool fits = !__builtin_add_overflow(spec.head_dim, spec.value_dim, &bytes);
   const bool paged = spec.kind == CacheKind::paged;
-  for (const std::int64_t size : {storage->element_bytes, spec.kv_heads, paged ? spec.page_tokens : spec.capacity,
+  // Scales of i8 take no more than 8 bytes an element would.
+  const std::int64_t element_bytes = spec.dtype == DType::i8 ? 8 : size_in_bytes(spec.dtype);
+  for (const std::int64_t size : {element_bytes, spec.kv_heads, paged ? spec.page_tokens : spec.capacity,
                                   paged ? std::int64_t{1} : spec.sequences, std::int64_t{4}}) {
     fits = fits && !__builtin_mul_overflow(bytes, size, &bytes);
   }
@@ -125,10 +131,18 @@ std::int64_t check_sequence(const char* name, const cache::Store& store, std::in
   return sequence;
 }
 
+// Rows that are brought or taken may be of any type that rows are made of, whatever the cache stores.
+void check_rows(const char* name, const TensorView& view, std::initializer_list<std::int64_t> shape) {
+  if (!view.empty() && cache::find_element_type(view.dtype) == nullptr) fail(name, view.describe(), "f32, bf16 or f16");
+  check_tensor(name, view, view.empty() ? DType::f32 : view.dtype, shape);
+}
+
 // Element strides of a [batch, heads, length, dim] view.
-cache::RowSource rows_of(const TensorView& view) {
+template <class Rows>
+Rows rows_of(const TensorView& view) {
   const auto stride = [&](int i) { return view.shape[i] == 1 ? std::int64_t{0} : view.strides[i]; };
-  return {static_cast<const float*>(view.data), stride(0), stride(1), stride(2), view.shape[3] == 1 ? 1 : view.strides[3]};
+  return {cache::find_element_type(view.dtype),    view.data, stride(0), stride(1), stride(2),
+          view.shape[3] == 1 ? 1 : view.strides[3]};
 }
 
 bool same_view(const TensorView& a, const TensorView& b) {
@@ -137,6 +151,17 @@ bool same_view(const TensorView& a, const TensorView& b) {
     if (a.shape[i] != b.shape[i] || (a.shape[i] > 1 && a.strides[i] != b.strides[i])) return false;
   }
   return true;
+}
+
+// The elements of a head that are not rotated.
+void copy_rest(const cache::ElementRow& from, const cache::MutableRow& to, std::int64_t first, std::int64_t end) {
+  constexpr std::int64_t at_once = 64;
+  float numbers[at_once];
+  for (; first < end; first += at_once) {
+    const std::int64_t some = std::min(at_once, end - first);
+    from.type->widen(from.at(first), from.step, some, numbers, 1);
+    to.type->narrow(numbers, 1, some, to.at(first), to.step);
+  }
 }
 
 // Without a list of sequences rows belong to the first ones.
@@ -176,9 +201,9 @@ const KvCacheSpec& KvCache::spec() const noexcept {
 void KvCache::append(const CacheAppend& tokens) {
   cache::Store& store = state_->store();
   const KvCacheSpec& cache_spec = store.spec();
-  check_tensor("key", tokens.key, DType::f32, {-1, cache_spec.kv_heads, -1, cache_spec.head_dim});
+  check_rows("key", tokens.key, {-1, cache_spec.kv_heads, -1, cache_spec.head_dim});
   const std::int64_t batch = tokens.key.shape[0], length = tokens.key.shape[2];
-  check_tensor("value", tokens.value, DType::f32, {batch, cache_spec.kv_heads, length, cache_spec.value_dim});
+  check_rows("value", tokens.value, {batch, cache_spec.kv_heads, length, cache_spec.value_dim});
   if (batch > cache_spec.sequences) {
     fail("key's batch", std::to_string(batch), "at most the cache's sequences (" + std::to_string(cache_spec.sequences) + ")");
   }
@@ -225,7 +250,9 @@ void KvCache::append(const CacheAppend& tokens) {
   for (const cache::AppendItem& item : items) state_->named[static_cast<std::size_t>(item.sequence)] = 0;
   if (twice >= 0) fail("sequences", "a list that names sequence " + std::to_string(twice) + " twice", "one of different ones");
 
-  api::entry([&] { store.append(items.data(), batch, rows_of(tokens.key), rows_of(tokens.value)); });
+  api::entry([&] {
+    store.append(items.data(), batch, rows_of<cache::RowSource>(tokens.key), rows_of<cache::RowSource>(tokens.value));
+  });
 }
 
 void KvCache::trim(std::int64_t sequence, std::int64_t length) {
@@ -259,9 +286,9 @@ void KvCache::rotate_queries(const TensorView& query, const TensorView& out, con
   const cache::Store& store = state_->store();
   const KvCacheSpec& cache_spec = store.spec();
   if (cache_spec.rotary.style == Rotary::none) fail("the cache", "without rotary embedding", "one with it, to rotate queries");
-  check_tensor("query", query, DType::f32, {-1, -1, -1, cache_spec.head_dim});
+  check_rows("query", query, {-1, -1, -1, cache_spec.head_dim});
   const std::int64_t batch = query.shape[0], heads = query.shape[1], length = query.shape[2];
-  check_tensor("out", out, DType::f32, {batch, heads, length, cache_spec.head_dim});
+  check_rows("out", out, {batch, heads, length, cache_spec.head_dim});
   check_output("out", out);
   if (!same_view(query, out)) check_no_overlap("out", out, "query", query);
   const IntegerList sequence_list("sequences", sequences, batch), position_list("positions", positions, batch);
@@ -283,8 +310,8 @@ void KvCache::rotate_queries(const TensorView& query, const TensorView& out, con
   }
   if (query.element_count() == 0) return;
 
-  const cache::RowSource from = rows_of(query), to = rows_of(out);
-  auto* const target = static_cast<float*>(out.data);
+  const auto from = rows_of<cache::RowSource>(query);
+  const auto to = rows_of<cache::RowTarget>(out);
   const cache::Rotation& rotation = store.rotation();
   cache::Rotation::Turns turns;
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -292,14 +319,10 @@ void KvCache::rotate_queries(const TensorView& query, const TensorView& out, con
     for (std::int64_t t = 0; t < length; ++t) {
       for (std::int64_t first = 0; first < rotation.pairs(); first += cache::Rotation::pairs_at_once) {
         rotation.find(position + t, first, &turns);
-        for (std::int64_t h = 0; h < heads; ++h) {
-          rotation.apply(turns, from.row(b, h, t), from.element, target + (to.row(b, h, t) - to.data), to.element);
-        }
+        for (std::int64_t h = 0; h < heads; ++h) rotation.apply(turns, from.row(b, h, t), to.row(b, h, t));
       }
       for (std::int64_t h = 0; h < heads; ++h) {
-        const float* const read = from.row(b, h, t);
-        float* const write = target + (to.row(b, h, t) - to.data);
-        for (std::int64_t d = rotation.dims(); d < cache_spec.head_dim; ++d) write[d * to.element] = read[d * from.element];
+        copy_rest(from.row(b, h, t), to.row(b, h, t), rotation.dims(), cache_spec.head_dim);
       }
     }
   }
@@ -319,12 +342,12 @@ void KvCache::read(std::int64_t sequence, std::int64_t first, const TensorView& 
   const cache::Sequence& held = store.sequence(check_sequence("sequence", store, sequence));
   std::int64_t count = key.empty() ? -1 : 0;
   if (!key.empty()) {
-    check_tensor("key", key, DType::f32, {cache_spec.kv_heads, -1, cache_spec.head_dim});
+    check_rows("key", key, {cache_spec.kv_heads, -1, cache_spec.head_dim});
     check_output("key", key);
     count = key.shape[1];
   }
   if (!value.empty()) {
-    check_tensor("value", value, DType::f32, {cache_spec.kv_heads, count, cache_spec.value_dim});
+    check_rows("value", value, {cache_spec.kv_heads, count, cache_spec.value_dim});
     check_output("value", value);
     check_no_overlap("value", value, "key", key);
     count = value.shape[1];
@@ -336,7 +359,11 @@ void KvCache::read(std::int64_t sequence, std::int64_t first, const TensorView& 
   }
   const auto target = [](const TensorView& view) -> cache::RowTarget {
     if (view.empty()) return {};
-    return {static_cast<float*>(view.data), view.shape[0] == 1 ? 0 : view.strides[0], view.shape[1] == 1 ? 0 : view.strides[1],
+    return {cache::find_element_type(view.dtype),
+            view.data,
+            0,
+            view.shape[0] == 1 ? 0 : view.strides[0],
+            view.shape[1] == 1 ? 0 : view.strides[1],
             view.shape[2] == 1 ? 1 : view.strides[2]};
   };
   store.read(sequence, first, count, target(key), target(value));

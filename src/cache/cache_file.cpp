@@ -1,6 +1,7 @@
 #include "cache/cache_file.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -15,7 +16,11 @@ namespace polyhead::cache {
 namespace {
 
 constexpr char mark[8] = {'P', 'H', 'K', 'V', 'C', 'A', 'C', 'H'};
-constexpr std::int64_t newest_version = 1;
+constexpr std::int64_t newest_version = 2;
+// The first version that knows what a file has: integers came with the second.
+std::int64_t version_of(DType dtype) {
+  return dtype == DType::i8 ? 2 : 1;
+}
 constexpr std::int64_t byte_order = 0x0102030405060708;
 
 struct Header {
@@ -51,6 +56,7 @@ struct Index {
   std::vector<SequenceEntry> sequences;
   std::vector<std::int64_t> table;
   std::vector<std::int64_t> used;  // [page]
+  std::vector<float> channels;     // of all sequences, where integers are stored: an even number
 
   template <typename Function>
   void each_part(const Function& function) {
@@ -58,6 +64,7 @@ struct Index {
     function(sequences.data(), sequences.size() * sizeof(SequenceEntry));
     function(table.data(), table.size() * sizeof(std::int64_t));
     function(used.data(), used.size() * sizeof(std::int64_t));
+    function(channels.data(), channels.size() * sizeof(float));
   }
   std::uint64_t checksum() {
     io::Checksum sum;
@@ -71,7 +78,13 @@ template <typename Function>
 void each_run(const Store& store, char* page, std::int64_t used, const Function& function) {
   for (std::int64_t head = 0; head < store.shape().kv_heads; ++head) {
     function(page + store.key_at(head, 0), static_cast<std::size_t>(used * store.shape().key_stride()));
+    if (store.scaled()) {
+      function(page + store.key_scale_at(head, 0), static_cast<std::size_t>(used * store.shape().scale_bytes));
+    }
     function(page + store.value_at(head, 0), static_cast<std::size_t>(used * store.shape().value_stride()));
+    if (store.scaled()) {
+      function(page + store.value_scale_at(head, 0), static_cast<std::size_t>(used * store.shape().scale_bytes));
+    }
   }
 }
 
@@ -96,7 +109,9 @@ class Reader {
     }
     check_sizes(spec);
     check_index(spec);
+    check_channels(spec);
     auto store = std::make_unique<Store>(spec);
+    store->channels() = index_.channels;
     read_pages(*store);
     return store;
   }
@@ -139,6 +154,14 @@ class Reader {
     index_.sequences.resize(count_in_file(header_.sequences, sizeof(SequenceEntry), "sequences"));
     index_.table.resize(count_in_file(header_.table_entries, sizeof(std::int64_t), "table entries"));
     index_.used.resize(count_in_file(header_.pages, sizeof(std::int64_t), "pages"));
+    if (header_.dtype == static_cast<std::int64_t>(DType::i8)) {
+      std::int64_t count = 0;
+      bool fits = !__builtin_add_overflow(header_.head_dim, header_.value_dim, &count);
+      for (const std::int64_t size : {header_.sequences, header_.kv_heads, std::int64_t{2}}) {
+        fits = fits && size >= 0 && !__builtin_mul_overflow(count, size, &count);
+      }
+      index_.channels.resize(count_in_file(fits ? count : -1, sizeof(float), "channels"));
+    }
     index_.each_part([&](auto* data, std::size_t bytes) {
       if (bytes > 0) read(reinterpret_cast<char*>(data), bytes);
     });
@@ -170,8 +193,8 @@ class Reader {
 
   // The whole file is there, to the byte.
   void check_sizes(const KvCacheSpec& spec) {
-    const StorageType& storage = *find_storage_type(spec.dtype);
-    const PageShape token = {spec.kv_heads, spec.head_dim, spec.value_dim, 1, storage.element_bytes};
+    PageShape token = {spec.kv_heads, spec.head_dim, spec.value_dim, 1, size_in_bytes(spec.dtype)};
+    if (spec.dtype == DType::i8) token.scale_bytes = sizeof(float);
     std::uint64_t tokens = 0, bytes = 0;
     for (const std::int64_t used : index_.used) {
       // Checksums alone take more bytes than that sum has room to overflow in.
@@ -244,6 +267,22 @@ class Reader {
     if (paged && needed != index_.used) refuse("its pages hold other tokens than its sequences need");
   }
 
+  // Means are finite, and so are channels, which are positive: 0 only in a sequence that has no tokens yet.
+  void check_channels(const KvCacheSpec& spec) const {
+    const float* next = index_.channels.data();
+    if (index_.channels.empty()) return;
+    for (std::size_t i = 0; i < index_.sequences.size(); ++i) {
+      for (std::int64_t head = 0; head < spec.kv_heads; ++head) {
+        for (const std::int64_t dim : {spec.head_dim, spec.value_dim}) {
+          for (std::int64_t d = 0; d < 2 * dim; ++d, ++next) {
+            if (std::isfinite(*next) && (d < dim || *next > 0.0f || index_.sequences[i].length == 0)) continue;
+            refuse_sequence(i, "has a channel of " + std::to_string(*next));
+          }
+        }
+      }
+    }
+  }
+
   void read_pages(Store& store) {
     const bool paged = store.spec().kind == CacheKind::paged;
     std::vector<PageId> ids;
@@ -309,10 +348,12 @@ void save_store(const Store& store, const std::string& path) {
     }
   }
 
+  index.channels = store.channels();
+
   Header header{};
   std::memcpy(header.mark, mark, sizeof(mark));
   header.byte_order = byte_order;
-  header.version = newest_version;
+  header.version = version_of(spec.dtype);
   header.kind = static_cast<std::int64_t>(spec.kind);
   header.dtype = static_cast<std::int64_t>(spec.dtype);
   header.sequences = spec.sequences;

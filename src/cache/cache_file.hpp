@@ -2,8 +2,9 @@
 //
 //     header   fixed size: a mark, version, byte order, the spec's numbers, the sizes of what follows, a checksum
 //     index    rotary frequencies; of each sequence length, first token, number of pages; all page numbers; of each page the
-//              tokens in use; a checksum
-//     pages    of each page the used tokens of every head, keys and then values, as they are stored; a checksum
+//              tokens in use; where integers are stored, all sequences' channels; a checksum
+//     pages    of each page the used tokens of every head, keys and then values, as they are stored, each followed by their
+//              scales where they have any; a checksum
 //
 // Numbers are 64 bits wide, in the writer's byte order, which a reader of another one refuses. A page that several sequences
 // share is written once.

@@ -36,17 +36,20 @@ void Rotation::find(std::int64_t position, std::int64_t first, Turns* turns) con
   }
 }
 
-void Rotation::apply(const Turns& turns, const float* from, std::ptrdiff_t step, float* to,
-                     std::ptrdiff_t to_step) const noexcept {
+void Rotation::apply(const Turns& turns, const ElementRow& from, const MutableRow& to) const noexcept {
   // Elements of pair i: 2 i and 2 i + 1, or i and i + pairs.
-  const std::int64_t second = style_ == Rotary::interleaved ? 1 : pairs();
   const std::int64_t width = style_ == Rotary::interleaved ? 2 : 1;
+  const std::int64_t first = turns.first * width, second = first + (style_ == Rotary::interleaved ? 1 : pairs());
+  float x[pairs_at_once], y[pairs_at_once];
+  from.type->widen(from.at(first), from.step * width, turns.count, x, 1);
+  from.type->widen(from.at(second), from.step * width, turns.count, y, 1);
   for (std::int64_t i = 0; i < turns.count; ++i) {
-    const std::int64_t at = (turns.first + i) * width;
-    const double x = static_cast<double>(from[at * step]), y = static_cast<double>(from[(at + second) * step]);
-    to[at * to_step] = static_cast<float>(x * turns.cosine[i] - y * turns.sine[i]);
-    to[(at + second) * to_step] = static_cast<float>(x * turns.sine[i] + y * turns.cosine[i]);
+    const double a = static_cast<double>(x[i]), b = static_cast<double>(y[i]);
+    x[i] = static_cast<float>(a * turns.cosine[i] - b * turns.sine[i]);
+    y[i] = static_cast<float>(a * turns.sine[i] + b * turns.cosine[i]);
   }
+  to.type->narrow(x, 1, turns.count, to.at(first), to.step * width);
+  to.type->narrow(y, 1, turns.count, to.at(second), to.step * width);
 }
 
 }  // namespace polyhead::cache

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache/storage_type.hpp"
 #include "polyhead/kv_cache.hpp"
 
 namespace polyhead::cache {
@@ -32,8 +33,8 @@ class Rotation {
   };
   void find(std::int64_t position, std::int64_t first, Turns* turns) const noexcept;
 
-  // Turns these pairs of a head. Elements are step and to_step apart; `to` may be `from` where these are the same.
-  void apply(const Turns& turns, const float* from, std::ptrdiff_t step, float* to, std::ptrdiff_t to_step) const noexcept;
+  // Turns these pairs of a head, from whatever elements to whatever elements. `to` may be `from` where both are the same.
+  void apply(const Turns& turns, const ElementRow& from, const MutableRow& to) const noexcept;
 
  private:
   Rotary style_ = Rotary::none;

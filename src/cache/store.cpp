@@ -18,9 +18,18 @@ std::int64_t page_limit(const KvCacheSpec& spec) {
   return spec.max_pages > 0 ? spec.max_pages : PagePool::most_pages;
 }
 
-PageShape page_shape(const KvCacheSpec& spec, const StorageType& storage) {
-  return {spec.kv_heads, spec.head_dim, spec.value_dim, spec.kind == CacheKind::paged ? spec.page_tokens : spec.capacity,
-          storage.element_bytes};
+// No more of a sequence's first tokens than this decide on its channels.
+constexpr std::int64_t most_channel_tokens = 256;
+
+PageShape page_shape(const KvCacheSpec& spec) {
+  PageShape shape;
+  shape.kv_heads = spec.kv_heads;
+  shape.head_dim = spec.head_dim;
+  shape.value_dim = spec.value_dim;
+  shape.tokens = spec.kind == CacheKind::paged ? spec.page_tokens : spec.capacity;
+  shape.element_bytes = size_in_bytes(spec.dtype);
+  if (spec.dtype == DType::i8) shape.scale_bytes = sizeof(float);
+  return shape;
 }
 
 // Vectors grow to a multiple of what they were, so that a growing sequence moves its table rarely.
@@ -33,13 +42,17 @@ void make_room(std::vector<T>& vector, std::size_t size) {
 
 Store::Store(const KvCacheSpec& spec)
     : spec_(spec),
-      storage_(find_storage_type(spec.dtype)),
-      shape_(page_shape(spec_, *storage_)),
+      storage_(find_element_type(spec.dtype)),
+      shape_(page_shape(spec_)),
       rotation_(spec.rotary.style, spec.rotary.dims, spec.rotary.base, spec.rotary.frequencies),
       pool_(static_cast<std::size_t>(shape_.bytes()), page_limit(spec_)) {
   sequences_.resize(static_cast<std::size_t>(spec_.sequences));
   turns_.resize(static_cast<std::size_t>(divide_up(rotation_.pairs(), Rotation::pairs_at_once)));
-  row_.resize(static_cast<std::size_t>(spec_.head_dim));
+  row_.resize(static_cast<std::size_t>(std::max(spec_.head_dim, spec_.value_dim)));
+  if (scaled()) {
+    channels_.assign(static_cast<std::size_t>(spec_.sequences) * channels_of_sequence(), 0.0f);
+    finders_ = {ChannelFinder(spec_.head_dim), ChannelFinder(spec_.value_dim)};
+  }
   if (paged()) {
     // Where a sequence's length has a limit its tables never move, unless they are very long.
     const auto pages = static_cast<std::size_t>(std::min(divide_up(spec_.capacity, shape_.tokens), most_reserved_pages));
@@ -112,6 +125,7 @@ void Store::append(const AppendItem* items, std::int64_t count, const RowSource&
         sequence.table.push_back(pool_.data(sequence.pages.back()));
       }
     }
+    if (scaled() && sequence.length == 0) find_channels(item, key, value);
     write_tokens(sequence, item, key, value);
     sequence.length += item.tokens;
     if (spec_.kind == CacheKind::ring) sequence.first = std::max(sequence.first, sequence.length - shape_.tokens);
@@ -126,22 +140,68 @@ void Store::write_tokens(const Sequence& sequence, const AppendItem& item, const
   for (std::int64_t t = skipped; t < item.tokens; ++t) {
     const std::int64_t token = sequence.length + t, page = token / shape_.tokens, slot = token % shape_.tokens;
     char* const data = pool_.data(sequence.pages[paged() ? static_cast<std::size_t>(page) : 0]);
-    for (std::size_t i = 0; i < turns_.size(); ++i) {
-      rotation_.find(item.position + t, static_cast<std::int64_t>(i) * Rotation::pairs_at_once, &turns_[i]);
-    }
+    find_turns(item.position + t);
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      const float* from = key.row(item.batch, head, t);
-      if (rotated > 0) {
-        float* const row = row_.data();
-        for (const Rotation::Turns& turns : turns_) rotation_.apply(turns, from, key.element, row, 1);
-        for (std::int64_t d = rotated; d < shape_.head_dim; ++d) row[d] = from[d * key.element];
-        storage_->store(row, 1, shape_.head_dim, data + key_at(head, slot));
-      } else {
-        storage_->store(from, key.element, shape_.head_dim, data + key_at(head, slot));
+      if (scaled()) {
+        const auto write = [&](const float* row, const Channels& channels, std::int64_t count, std::int64_t at,
+                               std::int64_t scale_at) {
+          float scale;
+          quantise_row(row, channels, count, reinterpret_cast<std::int8_t*>(data + at), &scale);
+          std::memcpy(data + scale_at, &scale, sizeof scale);
+        };
+        write(load_row(key.row(item.batch, head, t), shape_.head_dim, rotated > 0), key_channels(item.sequence, head),
+              shape_.head_dim, key_at(head, slot), key_scale_at(head, slot));
+        write(load_row(value.row(item.batch, head, t), shape_.value_dim, false), value_channels(item.sequence, head),
+              shape_.value_dim, value_at(head, slot), value_scale_at(head, slot));
+        continue;
       }
-      storage_->store(value.row(item.batch, head, t), value.element, shape_.value_dim, data + value_at(head, slot));
+      write_row(key.row(item.batch, head, t), shape_.head_dim, rotated > 0, data + key_at(head, slot));
+      write_row(value.row(item.batch, head, t), shape_.value_dim, false, data + value_at(head, slot));
     }
   }
+}
+
+void Store::find_turns(std::int64_t position) noexcept {
+  for (std::size_t i = 0; i < turns_.size(); ++i) {
+    rotation_.find(position, static_cast<std::int64_t>(i) * Rotation::pairs_at_once, &turns_[i]);
+  }
+}
+
+// The channels of an empty sequence, from the first ones of its first tokens.
+void Store::find_channels(const AppendItem& item, const RowSource& key, const RowSource& value) noexcept {
+  float* channels = channels_.data() + static_cast<std::size_t>(item.sequence) * channels_of_sequence();
+  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    for (ChannelFinder& finder : finders_) finder.forget();
+    for (std::int64_t t = 0; t < std::min(item.tokens, most_channel_tokens); ++t) {
+      find_turns(item.position + t);
+      finders_[0].add(load_row(key.row(item.batch, head, t), shape_.head_dim, rotation_.dims() > 0));
+      finders_[1].add(load_row(value.row(item.batch, head, t), shape_.value_dim, false));
+    }
+    finders_[0].find(channels, channels + shape_.head_dim);
+    channels += 2 * shape_.head_dim;
+    finders_[1].find(channels, channels + shape_.value_dim);
+    channels += 2 * shape_.value_dim;
+  }
+}
+
+// A key or value of a head in f32, turned by turns_ where it rotates; it holds until the next one is asked for.
+const float* Store::load_row(const ElementRow& from, std::int64_t count, bool rotates) noexcept {
+  float* const row = row_.data();
+  from.widen(count, row);
+  if (rotates) {
+    const ElementType* const f32 = find_element_type(DType::f32);
+    for (const Rotation::Turns& turns : turns_) rotation_.apply(turns, {f32, row, 1}, {f32, row, 1});
+  }
+  return row;
+}
+
+// Rotation is in f32 whatever the elements are, and what is stored is rounded once.
+void Store::write_row(const ElementRow& from, std::int64_t count, bool rotates, char* to) noexcept {
+  if (!rotates && from.type == storage_ && from.step == 1) {
+    std::memcpy(to, from.data, static_cast<std::size_t>(count * storage_->bytes));
+    return;
+  }
+  storage_->narrow(load_row(from, count, rotates), 1, count, to, 1);
 }
 
 void Store::trim(std::int64_t index, std::int64_t length) noexcept {
@@ -161,7 +221,13 @@ void Store::fork(std::int64_t from_index, std::int64_t to_index, std::int64_t le
   if (from_index == to_index) return trim(to_index, length);
   const Sequence& from = sequences_[static_cast<std::size_t>(from_index)];
   Sequence& to = sequences_[static_cast<std::size_t>(to_index)];
+  const auto take_channels = [&] {
+    const float* const first = channels_.data();
+    const auto count = static_cast<std::ptrdiff_t>(scaled() ? channels_of_sequence() : 0);
+    std::copy(first + from_index * count, first + (from_index + 1) * count, channels_.data() + to_index * count);
+  };
   if (!paged()) {
+    take_channels();
     copy_tokens(from.pages[0], to.pages[0], std::min(length, shape_.tokens));
     to.length = length;
     to.first = from.first;
@@ -170,6 +236,7 @@ void Store::fork(std::int64_t from_index, std::int64_t to_index, std::int64_t le
   const auto pages = static_cast<std::size_t>(divide_up(length, shape_.tokens));
   make_room(to.pages, pages);
   make_room(to.table, pages);
+  take_channels();
   // Held before they are let go: the two may share pages already.
   for (std::size_t i = 0; i < pages; ++i) pool_.share(from.pages[i]);
   trim(to_index, 0);
@@ -185,6 +252,10 @@ void Store::copy_tokens(PageId from, PageId to, std::int64_t count) noexcept {
     std::memcpy(target + key_at(head, 0), source + key_at(head, 0), static_cast<std::size_t>(count * shape_.key_stride()));
     std::memcpy(target + value_at(head, 0), source + value_at(head, 0),
                 static_cast<std::size_t>(count * shape_.value_stride()));
+    if (!scaled()) continue;
+    const auto scale_bytes = static_cast<std::size_t>(count * shape_.scale_bytes);
+    std::memcpy(target + key_scale_at(head, 0), source + key_scale_at(head, 0), scale_bytes);
+    std::memcpy(target + value_scale_at(head, 0), source + value_scale_at(head, 0), scale_bytes);
   }
 }
 
@@ -194,14 +265,45 @@ void Store::read(std::int64_t index, std::int64_t first, std::int64_t count, con
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = first + i, page = token / shape_.tokens, slot = token % shape_.tokens;
     const char* const data = pool_.data(sequence.pages[paged() ? static_cast<std::size_t>(page) : 0]);
+    const auto read_scaled = [data](const Channels& channels, std::int64_t at, std::int64_t scale_at, std::int64_t length,
+                                    const MutableRow& to) {
+      constexpr std::int64_t at_once = 64;
+      float numbers[at_once], scale;
+      std::memcpy(&scale, data + scale_at, sizeof scale);
+      const auto* const integers = reinterpret_cast<const std::int8_t*>(data + at);
+      for (std::int64_t done = 0; done < length; done += at_once) {
+        const std::int64_t some = std::min(at_once, length - done);
+        dequantise_row(integers + done, scale, {channels.mean + done, channels.channel + done}, some, numbers);
+        to.type->narrow(numbers, 1, some, to.at(done), to.step);
+      }
+    };
+    const auto read_row = [this](const char* from, std::int64_t length, const MutableRow& to) {
+      if (to.type->dtype == DType::f32) {
+        storage_->widen(from, 1, length, static_cast<float*>(to.data), to.step);
+        return;
+      }
+      constexpr std::int64_t at_once = 64;
+      float numbers[at_once];
+      for (std::int64_t done = 0; done < length; done += at_once) {
+        const std::int64_t some = std::min(at_once, length - done);
+        storage_->widen(from + done * storage_->bytes, 1, some, numbers, 1);
+        to.type->narrow(numbers, 1, some, to.at(done), to.step);
+      }
+    };
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      if (key.data) {
-        storage_->load(data + key_at(head, slot), shape_.head_dim, key.data + head * key.head + i * key.token, key.element);
+      if (scaled()) {
+        if (key.data) {
+          read_scaled(key_channels(index, head), key_at(head, slot), key_scale_at(head, slot), shape_.head_dim,
+                      key.row(0, head, i));
+        }
+        if (value.data) {
+          read_scaled(value_channels(index, head), value_at(head, slot), value_scale_at(head, slot), shape_.value_dim,
+                      value.row(0, head, i));
+        }
+        continue;
       }
-      if (value.data) {
-        storage_->load(data + value_at(head, slot), shape_.value_dim, value.data + head * value.head + i * value.token,
-                       value.element);
-      }
+      if (key.data) read_row(data + key_at(head, slot), shape_.head_dim, key.row(0, head, i));
+      if (value.data) read_row(data + value_at(head, slot), shape_.value_dim, value.row(0, head, i));
     }
   }
 }
@@ -211,6 +313,7 @@ SequenceView Store::view(std::int64_t index) const noexcept {
   SequenceView view;
   view.table = sequence.table.data();
   view.length = sequence.length;
+  if (scaled()) view.channels = channels_of_head(index, 0);
   if (spec_.kind == CacheKind::ring) {
     view.first_token = sequence.first;
     view.first_page = std::max<std::int64_t>(sequence.first - most_block_keys, 0) / shape_.tokens;

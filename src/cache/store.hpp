@@ -11,20 +11,28 @@
 #include "cache/page_pool.hpp"
 #include "cache/page_shape.hpp"
 #include "cache/rotation.hpp"
+#include "cache/scaled_rows.hpp"
 #include "cache/storage_type.hpp"
 #include "polyhead/kv_cache.hpp"
 
 namespace polyhead::cache {
 
-// Rows of f32 elements in the caller's memory: [batch, head, token, element], strides in elements.
+// Rows of elements in the caller's memory: [batch, head, token, element], strides in elements.
 struct RowSource {
-  const float* data = nullptr;
+  const ElementType* type = nullptr;
+  const void* data = nullptr;
   std::ptrdiff_t batch = 0, head = 0, token = 0, element = 1;
-  const float* row(std::int64_t b, std::int64_t h, std::int64_t t) const { return data + b * batch + h * head + t * token; }
+  ElementRow row(std::int64_t b, std::int64_t h, std::int64_t t) const {
+    return {type, static_cast<const char*>(data) + (b * batch + h * head + t * token) * type->bytes, element};
+  }
 };
 struct RowTarget {
-  float* data = nullptr;
-  std::ptrdiff_t head = 0, token = 0, element = 1;
+  const ElementType* type = nullptr;
+  void* data = nullptr;
+  std::ptrdiff_t batch = 0, head = 0, token = 0, element = 1;
+  MutableRow row(std::int64_t b, std::int64_t h, std::int64_t t) const {
+    return {type, static_cast<char*>(data) + (b * batch + h * head + t * token) * type->bytes, element};
+  }
 };
 
 // One sequence's share of an append.
@@ -41,6 +49,7 @@ struct SequenceView {
   std::int64_t first_page = 0;
   std::int64_t first_token = 0;
   std::int64_t length = 0;
+  const float* channels = nullptr;  // where integers are stored: see Store::channels
 };
 
 struct Sequence {
@@ -58,7 +67,6 @@ class Store {
   const KvCacheSpec& spec() const noexcept { return spec_; }
   const PageShape& shape() const noexcept { return shape_; }
   const Rotation& rotation() const noexcept { return rotation_; }
-  const StorageType& storage() const noexcept { return *storage_; }
   const PagePool& pool() const noexcept { return pool_; }
   const Sequence& sequence(std::int64_t index) const { return sequences_[static_cast<std::size_t>(index)]; }
 
@@ -70,10 +78,24 @@ class Store {
   void make_free(std::int64_t pages) { pool_.make_free(pages); }
   SequenceView view(std::int64_t sequence) const noexcept;
 
+  // Of what is stored as integers, a sequence's [kv_heads][key mean | key channel | value mean | value channel], which are
+  // found when its first tokens come and hold as long as it has any; a fork takes them over. None where numbers are stored.
+  std::vector<float>& channels() noexcept { return channels_; }
+  const std::vector<float>& channels() const noexcept { return channels_; }
+  bool scaled() const noexcept { return shape_.scale_bytes > 0; }
+
   // For loading: gives an empty sequence its pages, which are new ones or shared with sequences before it.
   PageId new_page();
   void restore(std::int64_t sequence, std::int64_t length, std::int64_t first, const PageId* pages, std::size_t count);
   void drop(PageId page) noexcept { pool_.release(page); }  // the hold that new_page gave
+
+  // The scales of a page's head, of its keys and values.
+  std::int64_t key_scale_at(std::int64_t head, std::int64_t slot) const {
+    return head * shape_.head_stride() + shape_.key_scale_in_page() + slot * shape_.scale_bytes;
+  }
+  std::int64_t value_scale_at(std::int64_t head, std::int64_t slot) const {
+    return head * shape_.head_stride() + shape_.value_scale_in_page() + slot * shape_.scale_bytes;
+  }
 
   // Tokens of the `index`-th page of a sequence that are in use.
   std::int64_t tokens_in_page(const Sequence& sequence, std::size_t index) const;
@@ -91,16 +113,37 @@ class Store {
   bool paged() const noexcept { return spec_.kind == CacheKind::paged; }
   void copy_tokens(PageId from, PageId to, std::int64_t count) noexcept;
   void write_tokens(const Sequence& sequence, const AppendItem& item, const RowSource& key, const RowSource& value) noexcept;
+  void find_turns(std::int64_t position) noexcept;
+  const float* load_row(const ElementRow& from, std::int64_t count, bool rotates) noexcept;
+  void write_row(const ElementRow& from, std::int64_t count, bool rotates, char* to) noexcept;
+  void find_channels(const AppendItem& item, const RowSource& key, const RowSource& value) noexcept;
+  Channels key_channels(std::int64_t sequence, std::int64_t head) const noexcept {
+    const float* const first = channels_of_head(sequence, head);
+    return {first, first + shape_.head_dim};
+  }
+  Channels value_channels(std::int64_t sequence, std::int64_t head) const noexcept {
+    const float* const first = channels_of_head(sequence, head) + 2 * shape_.head_dim;
+    return {first, first + shape_.value_dim};
+  }
+  std::size_t channels_of_sequence() const noexcept {
+    return static_cast<std::size_t>(2 * shape_.kv_heads * (shape_.head_dim + shape_.value_dim));
+  }
+  const float* channels_of_head(std::int64_t sequence, std::int64_t head) const noexcept {
+    return channels_.data() + static_cast<std::size_t>(sequence) * channels_of_sequence() +
+           2 * head * (shape_.head_dim + shape_.value_dim);
+  }
   std::int64_t pages_wanted(const AppendItem* items, std::int64_t count);
 
   KvCacheSpec spec_;
-  const StorageType* storage_;
+  const ElementType* storage_;  // null where integers are stored
   PageShape shape_;
   Rotation rotation_;
   PagePool pool_;
   std::vector<Sequence> sequences_;
   std::vector<Rotation::Turns> turns_;  // of one token, for append
-  std::vector<float> row_;              // one rotated key
+  std::vector<float> row_;              // one key or value
+  std::vector<float> channels_;
+  std::vector<ChannelFinder> finders_;  // of one head's keys and of its values, while channels are being found
 };
 
 }  // namespace polyhead::cache

@@ -5,6 +5,7 @@
 #include <string>
 #include <type_traits>
 
+#include "dispatch/cpu_features.hpp"
 #include "dispatch/select_isa.hpp"
 #include "polyhead/error.hpp"
 
@@ -14,6 +15,11 @@
   extern std::remove_pointer_t<decltype(dispatch::KernelTable::kind)> kind; \
   }
 #include "dispatch/kernels.inc"
+#if defined(POLYHEAD_HAVE_I8) && defined(POLYHEAD_HAVE_AVX512)
+namespace polyhead::simd::N_AVX3 {
+extern const AttentionKernel vnni_decode_i8;
+}
+#endif
 
 namespace polyhead::dispatch {
 namespace {
@@ -59,6 +65,17 @@ constexpr Tables make_tables() {
 
 constexpr Tables tables = make_tables();
 
+#if defined(POLYHEAD_HAVE_I8)
+// No target of its own: it gives the same bits, so that what a CPU has beside AVX-512 is nothing that anybody would ask for.
+const simd::AttentionKernel* decode_i8(const KernelTable& table) {
+#if defined(POLYHEAD_HAVE_AVX512)
+  static const bool has_vnni = cpu_features().supports(Isa::avx512) && cpu_features().avx512_vnni;
+  if (has_vnni && serves(Isa::avx512, table.isa)) return &simd::N_AVX3::vnni_decode_i8;
+#endif
+  return table.decode_i8;
+}
+#endif
+
 constexpr int reference_rows() {
   int rows = 0;
 #define POLYHEAD_KERNEL(kind, target, source) rows += Isa::target == Isa::reference;
@@ -101,6 +118,28 @@ const std::vector<DType>& attention_dtypes() {
   return dtypes;
 }
 
+const KernelTable& mixing_table(const KernelTable& table) {
+  if (table.isa != Isa::avx512_bf16) return table;
+  Isa isa = next_plainer(table.isa);
+  while (!tables.built[static_cast<std::size_t>(isa)]) isa = next_plainer(isa);  // the reference is always there
+  return tables.table[static_cast<std::size_t>(isa)];
+}
+
+const std::vector<DType>& cache_dtypes() {
+  static const std::vector<DType> dtypes = [] {
+    std::vector<DType> all = attention_dtypes();
+#if defined(POLYHEAD_HAVE_I8)
+    all.push_back(DType::i8);
+#endif
+    return all;
+  }();
+  return dtypes;
+}
+
+simd::Element element_of(DType dtype) {
+  return dtype == DType::bf16 ? simd::Element::bf16 : dtype == DType::f16 ? simd::Element::f16 : simd::Element::f32;
+}
+
 AttentionKernels attention_kernels(const KernelTable& table, DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -112,6 +151,10 @@ AttentionKernels attention_kernels(const KernelTable& table, DType dtype) {
 #if defined(POLYHEAD_HAVE_F16)
     case DType::f16:
       return {table.attention_f16, table.attention_f16, table.decode_f16, table.merge_f16};
+#endif
+#if defined(POLYHEAD_HAVE_I8)
+    case DType::i8:
+      return {table.attention_i8, table.attention_i8, decode_i8(table), table.merge_f32};
 #endif
     default:
       break;

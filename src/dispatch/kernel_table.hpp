@@ -42,9 +42,13 @@ struct KernelTable {
 #if defined(POLYHEAD_HAVE_I4)
   const simd::GemmKernel* gemm_f32_i4;
 #endif
+#if defined(POLYHEAD_HAVE_I8)
+  const simd::AttentionKernel* attention_i8;  // over caches
+  const simd::AttentionKernel* decode_i8;
+#endif
 };
 
-// What serves attention whose query, key, value and out are of one dtype.
+// What serves attention whose keys and values are of one dtype, and out where parts are merged.
 struct AttentionKernels {
   const simd::AttentionKernel* transposed;  // any query length
   const simd::AttentionKernel* fast;        // the same for Precision::fast
@@ -55,7 +59,18 @@ struct AttentionKernels {
 // The dtypes that this build has attention kernels for, f32 first.
 const std::vector<DType>& attention_dtypes();
 
-// Errors: unsupported for a dtype that is not among attention_dtypes().
+// The table whose attention kernels take a query and an out of other types than the keys': `table`, or the next plainer one
+// that is built where its own multiply pairs of bf16, which a query of f32 is not.
+const KernelTable& mixing_table(const KernelTable& table);
+
+// The dtypes that keys and values of a cache may be stored in: those, and i8.
+const std::vector<DType>& cache_dtypes();
+
+// What kernels call a dtype that is among attention_dtypes().
+simd::Element element_of(DType dtype);
+
+// For keys of one dtype. i8 has no out of its own: its merge is that of f32. Errors: unsupported for a dtype that is not among
+// cache_dtypes().
 AttentionKernels attention_kernels(const KernelTable& table, DType dtype);
 
 // The kinds of weights that this build has GEMM kernels for, f32 first.

@@ -355,6 +355,8 @@ Explanation AttentionPlan::explanation() const {
   }
   told.isa = dispatch::isa_name(kernels_.isa);
   told.dtype = name(maximum_.dtype);
+  if (maximum_.of_keys() != maximum_.dtype) told.dtype += std::string(", keys and values ") + name(maximum_.of_keys());
+  if (maximum_.of_out() != maximum_.dtype) told.dtype += std::string(", out ") + name(maximum_.of_out());
   told.precision_asked = precision_ == Precision::strict ? "strict" : "fast";
   told.precision = choice_.precision == Precision::strict ? "strict" : "fast";
   told.batch = maximum_.batch;

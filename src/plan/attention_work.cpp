@@ -108,6 +108,8 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
   const std::int64_t group = region.group, head = region.head, kv_head = head / o.shape.group();
   const std::int64_t batch = sequence.batch, mask_batch = sequence.mask_batch;
   simd::AttentionF32Args args;
+  args.query_element = dispatch::element_of(o.shape.dtype);
+  args.out_element = dispatch::element_of(o.shape.of_out());
   args.query = at(o.query, batch * o.query_strides[0] + head * o.query_strides[1] + sequence.query_begin * o.query_strides[2]);
   args.query_stride = o.query_strides[2];
   args.query_head_stride = o.query_strides[1];
@@ -117,6 +119,15 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
     args.page_keys = o.page_keys;
     args.key_in_page = kv_head * o.key_strides[1];
     args.value_in_page = o.value_in_page + kv_head * o.value_strides[1];
+    if (const float* channels = o.pages[batch].channels) {
+      channels += kv_head * 2 * (o.shape.head_dim + o.shape.value_dim);
+      args.key_mean = channels;
+      args.key_channel = channels + o.shape.head_dim;
+      args.value_mean = channels + 2 * o.shape.head_dim;
+      args.value_channel = args.value_mean + o.shape.value_dim;
+      args.key_scale_in_page = o.key_scale_in_page + kv_head * o.key_strides[1];
+      args.value_scale_in_page = o.value_scale_in_page + kv_head * o.value_strides[1];
+    }
   } else {
     args.key = at(o.key, batch * o.key_strides[0] + kv_head * o.key_strides[1] + sequence.key_begin * o.key_strides[2]);
     args.value =
@@ -406,9 +417,10 @@ double gigaflops(Isa isa, DType dtype) {
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels) {
   AttentionChoice choice;
-  const dispatch::AttentionKernels attention = dispatch::attention_kernels(kernels, shape.dtype);
-  choice.merge = attention.merge;
-  choice.gigaflops = gigaflops(kernels.isa, shape.dtype);
+  const dispatch::KernelTable& able = shape.mixes() ? dispatch::mixing_table(kernels) : kernels;
+  const dispatch::AttentionKernels attention = dispatch::attention_kernels(able, shape.of_keys());
+  choice.merge = dispatch::attention_kernels(kernels, shape.of_out()).merge;
+  choice.gigaflops = gigaflops(able.isa, shape.of_keys());
   const auto choose_transposed = [&] {
     choice.kernel = precision == Precision::fast ? attention.fast : attention.transposed;
     if (choice.kernel != attention.transposed) choice.precision = Precision::fast;
@@ -504,7 +516,7 @@ std::size_t most_scratch_bytes(const AttentionShape& maximum, const Mask& mask, 
       shape.query_length = std::min(queries, maximum.query_length);
       if (shape.query_length == 0) continue;
       AttentionChoice choice = choose_attention(shape, mask, length_invariant, precision, kernels);
-      choice.rest_kernel = dispatch::attention_kernels(kernels, shape.dtype).decode;  // some query lengths have a rest
+      choice.rest_kernel = dispatch::attention_kernels(kernels, shape.of_keys()).decode;  // some query lengths have a rest
       most = std::max(most, scratch_bytes(choice, shape, shape.rows()));
     }
   }
@@ -532,7 +544,7 @@ double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, 
       const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
       const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
       const double bytes =
-          static_cast<double>(keys.end - keys.begin) * width * static_cast<double>(size_in_bytes(o.shape.dtype));
+          static_cast<double>(keys.end - keys.begin) * width * static_cast<double>(size_in_bytes(o.shape.of_keys()));
       const double reading = bytes / 12.0;  // 12 GB/s
       cost += 200.0 + rows * width * 0.1 + share * std::max(arithmetic, reading);
     });
@@ -619,7 +631,7 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
         if (region.rows() > kernel.row_block) hint_next_rows(o, item, kv_head, args);
         run_kernel(kernel, o, sequence, region, args);
       } else {
-        write_empty_rows(args, o.shape.dtype);
+        write_empty_rows(args, o.shape.of_out());
       }
     });
   });

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "dispatch/kernel_table.hpp"
 #include "plan/attention_sequences.hpp"
@@ -18,7 +19,12 @@ namespace polyhead::plan {
 
 struct AttentionShape {
   std::int64_t batch = 0, heads = 0, kv_heads = 0, query_length = 0, key_length = 0, head_dim = 0, value_dim = 0;
-  DType dtype = DType::f32;  // of query, key, value and out
+  DType dtype = DType::f32;          // of query
+  std::optional<DType> key_dtype{};  // of key and value; unset: as query
+  std::optional<DType> out_dtype{};  // likewise
+  DType of_keys() const { return key_dtype.value_or(dtype); }
+  DType of_out() const { return out_dtype.value_or(dtype); }
+  bool mixes() const { return of_keys() != dtype || of_out() != dtype; }
   std::int64_t group() const { return heads / kv_heads; }
   std::int64_t rows() const { return query_length * group(); }  // of one kv head
 };
@@ -76,6 +82,8 @@ struct KeyPages {
   const void* const* table = nullptr;  // [pages], from first_page on
   std::int64_t first_page = 0;
   std::int64_t first_key = 0;  // keys before it are gone; no row may see one
+  // Keys of i8: [kv_heads][key mean [head_dim] | key channel [head_dim] | value mean [value_dim] | value channel [value_dim]].
+  const float* channels = nullptr;
 };
 
 // One run's operands, resolved and checked: strides in bytes, [0] batch, [1] head, [2] position; the last dimension is
@@ -98,6 +106,7 @@ struct AttentionOperands {
   const KeyPages* pages = nullptr;
   std::int64_t page_keys = 0;
   std::ptrdiff_t value_in_page = 0;
+  std::ptrdiff_t key_scale_in_page = 0, value_scale_in_page = 0;  // keys of i8: of the first head, likewise
   // Where given, the items of the functions below are these, else batch items; lengths and offsets are then theirs.
   const Sequence* sequences = nullptr;
   std::int64_t sequence_count = 0;

@@ -35,7 +35,7 @@ inline std::string describe(const KvCacheSpec& spec) {
   return std::string(kinds[static_cast<int>(spec.kind)]) + " sequences " + std::to_string(spec.sequences) + " G " +
          std::to_string(spec.kv_heads) + " D " + std::to_string(spec.head_dim) + " E " + std::to_string(spec.value_dim) +
          " capacity " + std::to_string(spec.capacity) + " page_tokens " + std::to_string(spec.page_tokens) + " max_pages " +
-         std::to_string(spec.max_pages);
+         std::to_string(spec.max_pages) + " " + name(spec.dtype);
 }
 
 // A list whose memory stays for good, so that views of it may be kept.
@@ -83,6 +83,14 @@ inline NewTokens new_tokens(const KvCacheSpec& spec, const std::vector<std::int6
   return tokens;
 }
 
+// The nearest number of the type, to even.
+inline float rounded_to(DType dtype, double value) {
+  static const Tensor f32(DType::f32, Tensor::Sizes{1}), bf16(DType::bf16, Tensor::Sizes{1}), f16(DType::f16, Tensor::Sizes{1});
+  const TensorView& place = dtype == DType::bf16 ? bf16.view() : dtype == DType::f16 ? f16.view() : f32.view();
+  store(place, 0, value);
+  return static_cast<float>(load(place, 0));
+}
+
 class CacheModel {
  public:
   struct Token {
@@ -101,10 +109,10 @@ class CacheModel {
         Token token;
         for (std::int64_t g = 0; g < spec_.kv_heads; ++g) {
           for (std::int64_t d = 0; d < spec_.head_dim; ++d) {
-            token.key.push_back(static_cast<float>(fresh.key({batch, g, t, d})));
+            token.key.push_back(rounded_to(spec_.dtype, fresh.key({batch, g, t, d})));
           }
           for (std::int64_t e = 0; e < spec_.value_dim; ++e) {
-            token.value.push_back(static_cast<float>(fresh.value({batch, g, t, e})));
+            token.value.push_back(rounded_to(spec_.dtype, fresh.value({batch, g, t, e})));
           }
         }
         sequence.push_back(std::move(token));

@@ -34,6 +34,7 @@ std::int64_t length_of(const AttentionCase& test, std::int64_t b) {
 // sequences at a time, so that pages of different ones lie between each other.
 KvCache fill_cache(const AttentionCase& test, KvCacheSpec spec, Random& random) {
   spec.sequences = 2 * test.spec.batch + 1;
+  spec.dtype = test.spec.dtype;
   KvCache cache(spec);
   std::vector<std::int64_t> done(static_cast<std::size_t>(test.spec.batch), 0);
   for (bool more = true; more;) {
@@ -137,9 +138,12 @@ TEST_P(CachedAttentionTest, GivesTheBitsOfPlainAttention) {
     for (const std::int64_t group : {1, 4}) {
       for (const std::int64_t dim : {20, 64}) {
         if (slow() && (dim == 64 || query_length == 70)) continue;
-        const AttentionSpec spec =
-            attention_spec(1, 2 * group, 2, query_length, 0, dim, dim + 4, Mask::causal(Causal::bottom_right));
-        check(with_lengths(spec, {0, 1, 77, 300, query_length}, random), random);
+        for (const DType dtype : attention_dtypes()) {
+          AttentionSpec spec =
+              attention_spec(1, 2 * group, 2, query_length, 0, dim, dim + 4, Mask::causal(Causal::bottom_right));
+          spec.dtype = dtype;
+          check(with_lengths(spec, {0, 1, 77, 300, query_length}, random), random);
+        }
       }
     }
   }
@@ -384,6 +388,7 @@ TEST_P(CachedAttentionTest, ARingGivesTheBitsOfAWindow) {
         spec.has_alibi = query_length == 4;
         spec.has_sink = query_length == 4;
         if (query_length == 33 || window == 64) spec.relative_bias = RelativeBias::t5(16, 100, false);
+        if (spare == 50) spec.dtype = attention_dtypes().back();
         const AttentionCase test = with_lengths(spec, {query_length, capacity, capacity + 1, 3 * capacity + 11, 777}, random);
         ASSERT_NO_FATAL_FAILURE(run_plain(test, spare == 0));
         const Tensor out = test.out.clone(), lse = test.lse.clone();

@@ -6,10 +6,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "cache/cache_model.hpp"
+#include "dispatch/kernel_table.hpp"
 #include "polyhead/error.hpp"
 
 namespace polyhead::testing {
@@ -75,6 +77,11 @@ std::vector<KvCacheSpec> layouts() {
   all[1].window = 6;
   all[2].rotary = {Rotary::half_split, 4, 10000.0, {0.5, 0.25}};
   all[2].max_pages = 50;
+  for (const DType dtype : dispatch::cache_dtypes()) {
+    if (dtype == DType::f32) continue;
+    all.push_back(all[dtype == DType::bf16 ? 1 : 2]);
+    all.back().dtype = dtype;
+  }
   return all;
 }
 
@@ -92,6 +99,7 @@ void expect_same(const KvCache& a, const KvCache& b) {
   const KvCacheSpec &x = a.spec(), &y = b.spec();
   EXPECT_EQ(describe(x), describe(y));
   EXPECT_EQ(x.window, y.window);
+  EXPECT_EQ(x.dtype, y.dtype);
   EXPECT_EQ(x.rotary.style, y.rotary.style);
   EXPECT_EQ(x.rotary.dims, y.rotary.dims);
   EXPECT_EQ(x.rotary.base, y.rotary.base);
@@ -169,7 +177,12 @@ class Forged {
   static constexpr std::size_t header_words = 21;
   std::size_t index_words() const {
     return static_cast<std::size_t>(get(16)) + 3 * static_cast<std::size_t>(get(5)) +
-           static_cast<std::size_t>(get(17) + get(18));
+           static_cast<std::size_t>(get(17) + get(18)) + channel_words();
+  }
+  // Means and channels of integers, two to a word, at the index's end.
+  std::size_t channel_words() const {
+    const bool integers = get(4) == static_cast<std::int64_t>(DType::i8);
+    return integers ? static_cast<std::size_t>(get(5) * get(6) * (get(7) + get(8))) : 0;
   }
   // With checksums over `index_words` words, as many as the file had before its header was changed.
   Bytes sealed(std::size_t index) {
@@ -218,8 +231,9 @@ TEST_F(KvCacheFile, AForgedFileIsRefused) {
         const std::size_t sequences_at = Forged::header_words + static_cast<std::size_t>(Forged(right).get(16));
         const std::size_t tables_at = sequences_at + 3 * static_cast<std::size_t>(spec.sequences);
         const std::size_t used_at = tables_at + static_cast<std::size_t>(Forged(right).get(17));
+        const std::size_t channels_at = Forged::header_words + index - Forged(right).channel_words();
         const bool first_of_ring = spec.kind == CacheKind::ring && word < tables_at && (word - sequences_at) % 3 == 1;
-        if (word >= sequences_at && (word < tables_at || word >= used_at) && !first_of_ring) {
+        if (word >= sequences_at && (word < tables_at || word >= used_at) && word < channels_at && !first_of_ring) {
           EXPECT_NE(message, "loaded") << describe(spec) << ": index word " << word - Forged::header_words << " is " << value;
         }
         if (word >= tables_at && word < used_at && (value < 0 || value >= Forged(right).get(18))) {
@@ -228,6 +242,33 @@ TEST_F(KvCacheFile, AForgedFileIsRefused) {
       }
     }
   }
+}
+
+TEST_F(KvCacheFile, ChannelsThatCannotBeAreRefused) {
+  if (dispatch::cache_dtypes().back() != DType::i8) GTEST_SKIP() << "a build without i8";
+  Random random(55);
+  some_cache(layouts().back(), random).save(path());
+  const Bytes right = bytes_of(path());
+  const std::size_t index = Forged(right).index_words(), first = Forged::header_words + index - Forged(right).channel_words();
+  const auto pair = [](float a, float b) {
+    const float both[] = {a, b};
+    std::int64_t word;
+    std::memcpy(&word, both, sizeof word);
+    return word;
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  // Of the first head of the first sequence: four means of keys, then four channels, six means of values, six channels.
+  const auto refused = [&](std::size_t word, float a, float b) {
+    Forged forged(right);
+    forged.set(first + word, pair(a, b));
+    return refusal(forged.sealed(index)).find("has a channel of") != std::string::npos;
+  };
+  EXPECT_TRUE(refused(0, infinity, 0));
+  EXPECT_TRUE(refused(2, 1, -1));
+  EXPECT_TRUE(refused(3, 0, 1));
+  EXPECT_TRUE(refused(9, 1, std::numeric_limits<float>::quiet_NaN()));
+  EXPECT_FALSE(refused(0, -3, 5));
+  EXPECT_FALSE(refused(2, 1, 2));
 }
 
 TEST_F(KvCacheFile, PlacesThatCannotBeWrittenOrRead) {

@@ -11,6 +11,7 @@
 
 #include "cache/cache_model.hpp"
 #include "polyhead/error.hpp"
+#include "support/environment.hpp"
 
 namespace polyhead::testing {
 namespace {
@@ -24,6 +25,13 @@ std::vector<KvCacheSpec> layouts() {
   for (const std::int64_t page_tokens : {1, 2, 3, 7, 16, 128})
     all.push_back(cache_spec(CacheKind::paged, 5, 2, 4, 3, 0, page_tokens));
   all.push_back(cache_spec(CacheKind::paged, 5, 2, 4, 3, 40, 3));
+  for (const DType dtype : attention_dtypes()) {
+    if (dtype == DType::f32) continue;
+    for (const std::size_t i : {0u, 2u, 7u}) {
+      all.push_back(all[i]);
+      all.back().dtype = dtype;
+    }
+  }
   return all;
 }
 

@@ -162,3 +162,72 @@ def test_readers_and_writers_wait_for_each_other(generator):
     for reader in readers:
         reader.join()
     assert not wrong and cache.length(0) == 603
+
+
+def stored_types():
+    """What NumPy can bring and take; the cache itself stores bfloat16 without it."""
+    types = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
+    try:
+        import ml_dtypes
+    except ImportError:
+        return types
+    return {**types, "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("brought", list(stored_types()))
+def test_stored_types(generator, stored, brought):
+    """Rows of any type into a cache of any type: rounded once, and attended to with float32's error."""
+    dtype = stored_types()[brought]
+    cache = polyhead.KvCache("paged", sequences=2, kv_heads=2, head_dim=16, page_tokens=7, dtype=stored)
+    assert cache.dtype == stored
+    key, value = (draw(generator, 2, 2, 30, 16).astype(dtype) for _ in range(2))
+    query = draw(generator, 2, 4, 3, 16).astype(dtype)
+    cache.append(key, value)
+    held_key, held_value = (np.stack([cache.read(b)[i] for b in range(2)]) for i in range(2))
+    if stored in stored_types():
+        np.testing.assert_array_equal(held_key, key.astype(stored_types()[stored]).astype(np.float32))
+    out = cache.attention(query)
+    assert out.dtype == dtype
+    wide = cache.attention(query, out=np.empty(out.shape, np.float32))
+    allowed = np.arange(30)[None, :] <= np.arange(3)[:, None] + 27
+    numbers = query.astype(np.float32)
+    expected = reference.attention(numbers, held_key, held_value, allowed[None, None])
+    reference.assert_close(wide, expected, reference.tolerance(numbers, held_key, held_value))
+    np.testing.assert_array_equal(out.astype(np.float32), wide.astype(dtype).astype(np.float32))
+    with pytest.raises(TypeError, match="out: data type is float64"):
+        cache.attention(query, out=np.empty(out.shape, np.float64))
+
+
+def test_rotation_of_halves(generator):
+    rotary = {"kv_heads": 1, "head_dim": 8, "capacity": 9, "rotary": "half_split"}
+    wide, narrow = polyhead.KvCache("contiguous", **rotary), polyhead.KvCache("contiguous", **rotary, dtype="float16")
+    key = draw(generator, 1, 1, 4, 8).astype(np.float16)
+    for cache in (wide, narrow):
+        cache.append(key, key)
+    np.testing.assert_array_equal(narrow.read(0)[0], wide.read(0)[0].astype(np.float16))
+    query = draw(generator, 1, 3, 4, 8).astype(np.float16)
+    turned = narrow.rotate_queries(query)
+    assert turned.dtype == np.float16
+    exact = wide.rotate_queries(query, out=np.empty(query.shape, np.float32))
+    np.testing.assert_array_equal(turned, exact.astype(np.float16))
+    with pytest.raises(ValueError, match="dtype: is 'float64'"):
+        polyhead.KvCache("contiguous", **rotary, dtype="float64")
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_integers(generator, rows):
+    """A quarter of the memory: 1e-4 from the numbers that are stored, about a percent from those appended."""
+    cache = polyhead.KvCache("paged", kv_heads=1, head_dim=64, page_tokens=16, dtype="int8")
+    key, value = draw(generator, 1, 1, 500, 64), draw(generator, 1, 1, 500, 64)
+    key[..., 7] += 20
+    cache.append(key[:, :, :100], value[:, :, :100])
+    cache.append(key[:, :, 100:], value[:, :, 100:])
+    query = draw(generator, 1, 2, rows, 64)
+    out = cache.attention(query)
+    allowed = np.arange(500)[None, :] <= np.arange(rows)[:, None] + 500 - rows
+    stored = [part[None] for part in cache.read(0)]
+    expected = reference.attention(query, *stored, allowed[None, None])
+    reference.assert_close(out, expected, reference.tolerance(query, *stored) + 1e-4 * np.abs(stored[1]).max())
+    exact = reference.attention(query, key, value, allowed[None, None])
+    assert 1e-4 < np.sqrt(np.mean((out - exact) ** 2) / np.mean(exact**2)) < 0.015

@@ -348,8 +348,9 @@ TEST(KernelTable, EveryRowIsReachable) {
     EXPECT_EQ(std::string(row.name), std::string(row.kind) + "_" + dispatch::isa_name(row.target));
   }
   targets.erase("fast_attention_f32");  // attention_f32 takes its place
-  // Attention's three for each data type, a GEMM for each kind of weights, and the row-wise ones.
-  EXPECT_EQ(targets.size(), 3 * dispatch::attention_dtypes().size() + dispatch::weight_types().size() + 3);
+  // Attention's three for each data type, two for caches of i8, a GEMM for each kind of weights, and the row-wise ones.
+  const std::size_t of_caches = dispatch::cache_dtypes().size() - dispatch::attention_dtypes().size();
+  EXPECT_EQ(targets.size(), 3 * dispatch::attention_dtypes().size() + 2 * of_caches + dispatch::weight_types().size() + 3);
   for (const auto& [kind, isas] : targets) EXPECT_EQ(isas.count(Isa::reference), 1u) << kind;
 }
 
@@ -375,7 +376,20 @@ TEST(KernelTable, CompleteForEveryBuiltTarget) {
       }
       EXPECT_EQ(kernels.merge->element, element) << kernels.merge->name;
     }
-    EXPECT_THROW(dispatch::attention_kernels(table, DType::i8), Error);
+    EXPECT_THROW(dispatch::attention_kernels(table, DType::u8), Error);
+#if defined(POLYHEAD_HAVE_I8)
+    {
+      const dispatch::AttentionKernels kernels = dispatch::attention_kernels(table, DType::i8);
+      names["attention_i8"] = kernels.transposed->name;
+      names["decode_i8"] = table.decode_i8->name;
+      EXPECT_NE(std::string(kernels.decode->name).find("decode_i8"), std::string::npos);
+      EXPECT_EQ(kernels.decode->key_block, table.decode_i8->key_block);
+      EXPECT_EQ(kernels.merge, table.merge_f32);
+      for (const simd::AttentionKernel* kernel : {kernels.transposed, kernels.fast, kernels.decode}) {
+        EXPECT_EQ(kernel->element, simd::Element::i8) << kernel->name;
+      }
+    }
+#endif
     const std::map<WeightType, std::string> gemms = {
         {WeightType::f32, "gemm_f32"},     {WeightType::bf16, "gemm_f32_bf16"}, {WeightType::f16, "gemm_f32_f16"},
         {WeightType::int8, "gemm_f32_i8"}, {WeightType::int4, "gemm_f32_i4"},   {WeightType::int8_dynamic, "gemm_i8_i8"}};

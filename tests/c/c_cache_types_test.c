@@ -1,0 +1,119 @@
+/* Caches that store bf16, f16 and i8 from C99, under queries of f32: by one call, and by a plan that names both types. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "polyhead/polyhead.h"
+
+static int failures = 0;
+
+static void check(int condition, const char* text, int line) {
+  if (condition) return;
+  ++failures;
+  fprintf(stderr, "line %d: %s (last message: %s)\n", line, text, polyhead_last_message());
+}
+#define CHECK(condition) check((condition) != 0, #condition, __LINE__)
+#define SUCCEEDS(call) check((call) == POLYHEAD_OK, #call, __LINE__)
+/* The call fails with this status and a message that holds this text. */
+#define FAILS(expected, part, call) \
+  check((call) == (expected) && strstr(polyhead_last_message(), part) != NULL, #call, __LINE__)
+
+enum { heads = 4, kv_heads = 2, length = 40, dim = 8 };
+
+static float query[heads * dim], key[kv_heads * length * dim], value[kv_heads * length * dim], out[heads * dim];
+static float stored_key[kv_heads * length * dim], stored_value[kv_heads * length * dim];
+
+static void fill(float* values, int how_many, unsigned seed) {
+  int i;
+  for (i = 0; i < how_many; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    values[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
+  }
+}
+
+/* The largest error of one query a head, the sequence's last, over these keys and values. */
+static double worst_error(const float* keys, const float* values) {
+  double worst = 0;
+  int h, s, d;
+  for (h = 0; h < heads; ++h) {
+    const int g = h / (heads / kv_heads);
+    double weights[length], sum = 0;
+    for (s = 0; s < length; ++s) {
+      double score = 0;
+      for (d = 0; d < dim; ++d) score += (double)query[h * dim + d] * keys[(g * length + s) * dim + d];
+      weights[s] = exp(score / sqrt((double)dim));
+      sum += weights[s];
+    }
+    for (d = 0; d < dim; ++d) {
+      double right = 0;
+      for (s = 0; s < length; ++s) right += weights[s] / sum * values[(g * length + s) * dim + d];
+      if (!(fabs(out[h * dim + d] - right) <= worst)) worst = fabs(out[h * dim + d] - right);
+    }
+  }
+  return worst;
+}
+
+/* bound: of what the type loses. */
+static void test_stored(const polyhead_runtime* runtime, polyhead_dtype dtype, double bound) {
+  static const int64_t query_shape[4] = {1, heads, 1, dim}, key_shape[4] = {1, kv_heads, length, dim};
+  static const int64_t stored_shape[3] = {kv_heads, length, dim};
+  polyhead_kv_cache_spec spec = POLYHEAD_INIT(polyhead_kv_cache_spec);
+  polyhead_kv_cache_tokens tokens = POLYHEAD_INIT(polyhead_kv_cache_tokens);
+  polyhead_cached_attention_inputs inputs = POLYHEAD_INIT(polyhead_cached_attention_inputs);
+  polyhead_attention_spec attention = POLYHEAD_INIT(polyhead_attention_spec);
+  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
+  polyhead_attention_plan *plan = NULL, *none = NULL;
+  polyhead_kv_cache* cache = NULL;
+  polyhead_tensor views[6];
+  spec.kind = POLYHEAD_CACHE_CONTIGUOUS, spec.sequences = 1, spec.kv_heads = kv_heads, spec.head_dim = dim;
+  spec.capacity = length, spec.dtype = dtype;
+  if (polyhead_kv_cache_create(&spec, &cache) == POLYHEAD_UNSUPPORTED) return; /* a build may have left it out */
+  CHECK(cache != NULL);
+  SUCCEEDS(polyhead_tensor_init(&views[0], query, POLYHEAD_F32, 4, query_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&views[1], key, POLYHEAD_F32, 4, key_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&views[2], value, POLYHEAD_F32, 4, key_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&views[3], out, POLYHEAD_F32, 4, query_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&views[4], stored_key, POLYHEAD_F32, 3, stored_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&views[5], stored_value, POLYHEAD_F32, 3, stored_shape, NULL));
+  tokens.key = &views[1], tokens.value = &views[2];
+  SUCCEEDS(polyhead_kv_cache_append(cache, &tokens));
+  SUCCEEDS(polyhead_kv_cache_read(cache, 0, 0, &views[4], &views[5]));
+  inputs.cache = cache, inputs.query = &views[0], inputs.out = &views[3];
+  SUCCEEDS(polyhead_cached_attention(runtime, &inputs, NULL));
+  CHECK(worst_error(key, value) < bound && worst_error(key, value) > 1e-6);
+  CHECK(worst_error(stored_key, stored_value) < 1e-4);
+
+  mask.causal = POLYHEAD_CAUSAL_BOTTOM_RIGHT, mask.has_key_lengths = 1;
+  attention.batch = 1, attention.heads = heads, attention.kv_heads = kv_heads, attention.query_length = 1;
+  attention.key_length = length, attention.head_dim = dim, attention.mask = &mask;
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &attention, &plan));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "the cache's dtype", polyhead_attention_plan_run_cached(plan, &inputs, NULL));
+  polyhead_attention_plan_destroy(plan);
+  attention.has_key_dtype = 1, attention.key_dtype = dtype;
+  attention.has_out_dtype = 1, attention.out_dtype = POLYHEAD_F32;
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &attention, &plan));
+  memset(out, 0, sizeof(out));
+  SUCCEEDS(polyhead_attention_plan_run_cached(plan, &inputs, NULL));
+  CHECK(worst_error(stored_key, stored_value) < 1e-4);
+  attention.key_dtype = 77;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "spec.key_dtype is 77", polyhead_attention_plan_create(runtime, &attention, &none));
+  attention.key_dtype = dtype, attention.out_dtype = POLYHEAD_I64;
+  FAILS(POLYHEAD_UNSUPPORTED, "out_dtype is i64", polyhead_attention_plan_create(runtime, &attention, &none));
+  CHECK(none == NULL);
+  polyhead_attention_plan_destroy(plan);
+  polyhead_kv_cache_destroy(cache);
+}
+
+int main(void) {
+  polyhead_runtime* runtime = NULL;
+  fill(query, heads * dim, 1);
+  fill(key, kv_heads * length * dim, 2);
+  fill(value, kv_heads * length * dim, 3);
+  SUCCEEDS(polyhead_runtime_create(NULL, &runtime));
+  test_stored(runtime, POLYHEAD_BF16, 1e-2);
+  test_stored(runtime, POLYHEAD_F16, 1e-3);
+  test_stored(runtime, POLYHEAD_I8, 1e-2);
+  polyhead_runtime_destroy(runtime);
+  if (failures != 0) fprintf(stderr, "%d checks failed\n", failures);
+  return failures != 0;
+}
