@@ -153,20 +153,29 @@ HWY_NOINLINE void ComputeWeightsTile(const WeightsTile& tile) {
     k += W::kSteps;
     row += kRowBytes;
   };
-  if constexpr (W::kScaleSteps == 0) load_scales(0);
-  const std::int64_t k_end = tile.k;
-  while (k + kTurn * W::kSteps <= k_end) {
+  if constexpr (W::kScaleSteps == 0) {
+    load_scales(0);
+  } else {
+    HWY_UNROLL(24)
+    for (int j = 0; j < kColumns; ++j) scale[j] = hn::Zero(d);  // for compilers that do not see that k begins with a block
+  }
+  const auto next_scales = [&] POLYHEAD_INLINED HWY_ATTR {
     if constexpr (W::kScaleSteps > 0) {
       if (k % W::kScaleSteps == 0) load_scales(k);
     }
+  };
+  const std::int64_t k_end = tile.k;
+  while (k + kTurn * W::kSteps <= k_end) {
+    next_scales();
     HWY_UNROLL(2)
     for (int turn = 0; turn < kTurn; ++turn) multiply_row();
   }
-  if (k + W::kSteps <= k_end) multiply_row();
+  if (k + W::kSteps <= k_end) {
+    next_scales();
+    multiply_row();
+  }
   if (k < k_end) {
-    if constexpr (W::kScaleSteps > 0) {
-      if (k % W::kScaleSteps == 0) load_scales(k);
-    }
+    next_scales();
     ForEachStep<W::kSteps - 1>([&](auto step) POLYHEAD_INLINED HWY_ATTR {
       if (k + decltype(step)::value < k_end) multiply(step);
     });
