@@ -30,8 +30,7 @@ def ratio_panels(inputs):
             cases = run.peers.cases(part, threads)
             if cases:
                 newest[run.machine, str(run.context.get("isa") or ""), part, threads] = (run, cases)
-    order = list(report_peers.PARTS)
-    place = lambda key: (key[:2], order.index(key[2]) if key[2] in order else len(order), key[2:])
+    place = lambda key: (key[:2], report_peers.part_order(key[2:]))
     panels = []
     for machine, isa, part, threads in sorted(newest, key=place):
         run, cases = newest[machine, isa, part, threads]

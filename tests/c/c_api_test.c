@@ -4,31 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "polyhead/polyhead.h"
 
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #include <sys/resource.h>
 #define LIMIT_MEMORY 1
 #endif
-
-static int failures = 0;
-
-static void check(int condition, const char* text, int line) {
-  if (condition) return;
-  ++failures;
-  fprintf(stderr, "line %d: %s (last message: %s)\n", line, text, polyhead_last_message());
-}
-#define CHECK(condition) check((condition) != 0, #condition, __LINE__)
-
-static void check_status(polyhead_status expected, polyhead_status status, const char* part, const char* text, int line) {
-  if (status == expected && strstr(polyhead_last_message(), part) != NULL) return;
-  ++failures;
-  fprintf(stderr, "line %d: %s is %s, expected %s naming \"%s\" (last message: %s)\n", line, text, polyhead_status_name(status),
-          polyhead_status_name(expected), part, polyhead_last_message());
-}
-/* The call fails with this status and a message that holds this text. */
-#define FAILS(expected, part, call) check_status(expected, call, part, #call, __LINE__)
-#define SUCCEEDS(call) check_status(POLYHEAD_OK, call, "", #call, __LINE__)
 
 enum { batch = 2, heads = 4, kv_heads = 2, length = 5, dim = 8, count = batch * heads * length * dim };
 

@@ -3,17 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "check.h"
 #include "polyhead/polyhead.h"
-
-static int failures = 0;
-
-static void check(int condition, const char* text, int line) {
-  if (condition) return;
-  ++failures;
-  fprintf(stderr, "line %d: %s (last message: %s)\n", line, text, polyhead_last_message());
-}
-#define CHECK(condition) check((condition) != 0, #condition, __LINE__)
-#define SUCCEEDS(call) CHECK((call) == POLYHEAD_OK)
 
 static polyhead_tensor tensor4(const float* data, int64_t a, int64_t b, int64_t c, int64_t d) {
   polyhead_tensor tensor;

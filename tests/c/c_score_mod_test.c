@@ -3,20 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "polyhead/polyhead.h"
-
-static int failures = 0;
-
-static void check(int condition, const char* text, int line) {
-  if (condition) return;
-  ++failures;
-  fprintf(stderr, "line %d: %s (last message: %s)\n", line, text, polyhead_last_message());
-}
-#define CHECK(condition) check((condition) != 0, #condition, __LINE__)
-#define SUCCEEDS(call) check((call) == POLYHEAD_OK, #call, __LINE__)
-/* The call fails with this status and a message that holds this text. */
-#define FAILS(expected, part, call) \
-  check((call) == (expected) && strstr(polyhead_last_message(), part) != NULL, #call, __LINE__)
 
 enum { batch = 2, heads = 4, kv_heads = 2, length = 5, dim = 8, count = batch * heads * length * dim };
 

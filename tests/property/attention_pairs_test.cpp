@@ -19,26 +19,6 @@ namespace {
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-// A score modification: other scores for each place, exact in f32, and some keys hidden.
-double modified(double score, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) {
-  if ((b + 2 * h + t + 3 * s) % 11 == 0) return -std::numeric_limits<double>::infinity();
-  return 0.5 * score + 0.25 * static_cast<double>((5 * b + 3 * h + 2 * t + 7 * s) % 9 - 4);
-}
-
-ScoreMod score_mod() {
-  ScoreMod mod;
-  mod.name = "modified";
-  mod.functions.baseline = [](const ScoreTile& tile, void*) {
-    for (std::int64_t line = 0; line < tile.lines; ++line)
-      for (std::int64_t lane = 0; lane < tile.lanes; ++lane) {
-        float& score = tile.scores[line * tile.line_stride + lane];
-        score = static_cast<float>(modified(static_cast<double>(score), tile.batch, tile.head.at(line, lane),
-                                            tile.query.at(line, lane), tile.key.at(line, lane)));
-      }
-  };
-  return mod;
-}
-
 struct Feature {
   const char* name;
   std::function<void(AttentionSpec&)> add;
@@ -65,7 +45,7 @@ const std::vector<Feature>& features() {
       {"boolean", [](AttentionSpec& s) { s.mask = s.mask & Mask::boolean(); }},
       {"bias", [](AttentionSpec& s) { s.mask = s.mask & Mask::bias(); }},
       {"softcap", [](AttentionSpec& s) { s.softcap = 2.0; }},
-      {"score modification", [](AttentionSpec& s) { s.score_mod = score_mod(); }},
+      {"score modification", [](AttentionSpec& s) { s.score_mod = places_score_mod(); }},
       {"ALiBi", [](AttentionSpec& s) { s.has_alibi = true; }},
       {"sink", [](AttentionSpec& s) { s.has_sink = true; }},
       {"scale", [](AttentionSpec& s) { s.scale = -0.3; }},
@@ -187,7 +167,7 @@ std::string names_of(const std::vector<const Feature*>& chosen) {
   AttentionSpec spec = spec_of(chosen, random);
   spec.dtype = dtype;
   AttentionCase test = make_case(spec, random);
-  if (!spec.score_mod.empty()) test.score_function = modified;
+  if (!spec.score_mod.empty()) test.score_function = score_at_place;
   if (spec.has_alibi && random.chance(0.5)) {
     AttentionCase items = test;
     items.alibi_slopes = Tensor(DType::f32, {spec.batch, spec.heads});
