@@ -143,7 +143,7 @@ HWY_NOINLINE void ComputeWeightsTile(const WeightsTile& tile) {
       }
     }
   };
-  const auto multiply_row = [&] POLYHEAD_INLINED HWY_ATTR {
+  const auto multiply_row = [&]() POLYHEAD_INLINED HWY_ATTR {
     HWY_UNROLL(8)
     for (int p = 0; p < kPanels; ++p) {
       HWY_UNROLL(8)
@@ -159,7 +159,7 @@ HWY_NOINLINE void ComputeWeightsTile(const WeightsTile& tile) {
     HWY_UNROLL(24)
     for (int j = 0; j < kColumns; ++j) scale[j] = hn::Zero(d);  // for compilers that do not see that k begins with a block
   }
-  const auto next_scales = [&] POLYHEAD_INLINED HWY_ATTR {
+  const auto next_scales = [&]() POLYHEAD_INLINED HWY_ATTR {
     if constexpr (W::kScaleSteps > 0) {
       if (k % W::kScaleSteps == 0) load_scales(k);
     }
