@@ -55,7 +55,6 @@ class CacheCase final : public BenchCase {
 
   // The last step: a ring then holds the operands' keys and nothing else.
   Check check() override {
-    Check result;
     for (std::int64_t step = 0; step < steps_; ++step) {
       attention_->poison();
       run();
@@ -159,13 +158,15 @@ void register_caches(const SuiteOptions& options) {
     for (const DType stored : stored_types(options)) {
       const AttentionWorkload workload = named.of_dtype(stored == DType::i8 ? DType::f32 : stored);
       const std::string suffix = stored == DType::i8 ? "-i8" : "";
-      for (const auto& [kind, name] : {std::pair(CacheKind::contiguous, "contiguous"), std::pair(CacheKind::paged, "paged"),
-                                       std::pair(CacheKind::ring, "ring")}) {
+      for (const auto& named_kind : {std::pair(CacheKind::contiguous, "contiguous"), std::pair(CacheKind::paged, "paged"),
+                                     std::pair(CacheKind::ring, "ring")}) {
+        const CacheKind kind = named_kind.first;
+        const std::string name = named_kind.second;
         for (const Isa isa : options.isas) {
           if (too_slow(isa, workload.flops())) continue;
           for (const int threads : options.threads) {
             register_case(options, {"cache/" + workload.name.substr(workload.name.find('-') + 1) + "-" + name + suffix, isa,
-                                    threads, [workload, kind = kind, stored, isa, threads] {
+                                    threads, [workload, kind, stored, isa, threads] {
                                       return std::make_unique<CacheCase>(workload, kind, stored, make_runtime(isa, threads));
                                     }});
           }

@@ -223,9 +223,11 @@ TEST_P(MaskTest, EveryWayToHideEveryKeyGivesZerosAndLseMinusInfinity) {
 // rows are empty and the others see what they see.
 TEST_P(MaskTest, LeftPaddingUnderCausalEmptiesTheFirstRowsAlone) {
   for (const DType dtype : attention_dtypes())
-    for (const auto& [length, padding] : {std::pair<std::int64_t, std::int64_t>{6, 2}, {40, 17}, {150, 129}}) {
+    for (const std::pair<std::int64_t, std::int64_t>& sizes :
+         {std::pair<std::int64_t, std::int64_t>{6, 2}, {40, 17}, {150, 129}}) {
+      const auto length = sizes.first, padding = sizes.second;
       Random random(27);
-      const auto check = [&, length = length, padding = padding](const Mask& part, const auto& hide) {
+      const auto check = [&](const Mask& part, const auto& hide) {
         AttentionSpec spec = attention_spec(2, 4, 2, length, length, 16, 16, Mask::causal(Causal::top_left) & part);
         spec.dtype = dtype;
         AttentionCase test = make_case(spec, random);
@@ -238,15 +240,15 @@ TEST_P(MaskTest, LeftPaddingUnderCausalEmptiesTheFirstRowsAlone) {
         const TensorView first_seen = slice(test.lse, 2, padding, padding + 1);
         for_each_offset(first_seen, [&](std::int64_t offset) { ASSERT_TRUE(std::isfinite(load(first_seen, offset))); });
       };
-      check(Mask::boolean(), [padding = padding](const AttentionCase& test) {
+      check(Mask::boolean(), [padding](const AttentionCase& test) {
         fill(test.boolean_mask, 1.0);
         fill(slice(test.boolean_mask, 3, 0, padding), 0.0);
       });
-      check(Mask::bias(), [padding = padding](const AttentionCase& test) {
+      check(Mask::bias(), [padding](const AttentionCase& test) {
         fill(test.bias, 0.5);
         fill(slice(test.bias, 3, 0, padding), -static_cast<double>(infinity));
       });
-      check(Mask::segments(), [length = length, padding = padding](AttentionCase& test) {
+      check(Mask::segments(), [length, padding](AttentionCase& test) {
         test.query_segments = Tensor(DType::i32, {1, length});
         test.key_segments = Tensor(DType::i64, {1, length});
         fill(test.query_segments, 1.0);

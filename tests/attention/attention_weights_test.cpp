@@ -170,9 +170,10 @@ TEST_P(WeightsTest, WhatIsMaskedHasNoInfluenceAndWhatIsSeenHas) {
 // Weights of rows that see nothing are 0, bit for bit, whichever part of the mask hides their keys; those of other rows are
 // what they are.
 TEST_P(WeightsTest, OfRowsThatSeeNothingAreZero) {
-  for (const auto& [query_length, key_length] : {std::pair{1, 40}, {6, 10}, {40, 700}}) {
+  for (const std::pair<int, int>& lengths : {std::pair{1, 40}, {6, 10}, {40, 700}}) {
+    const int query_length = lengths.first, key_length = lengths.second;
     const std::int64_t last = query_length - 1;
-    const auto check = [&, query_length = query_length, key_length = key_length](const Mask& mask, const auto& hide_last) {
+    const auto check = [&](const Mask& mask, const auto& hide_last) {
       Random random(31);
       AttentionSpec spec = attention_spec(2, 4, 2, query_length, key_length, 16, 16, mask);
       AttentionCase test = make_case(spec, random);

@@ -268,7 +268,7 @@ class AttentionProblem {
   // `page_keys` keys are left.
   void put_in_pages(std::int64_t page_keys, bool ring = false) {
     const std::int64_t key_pitch = shape.head_dim + 3, value_pitch = shape.value_dim + 5, front = 7;
-    Pages& made = pages.emplace();
+    Pages& made = pages.emplace(Pages{});
     made.page_keys = page_keys;
     made.key_in_page = front;
     made.value_in_page = front + page_keys * key_pitch;
