@@ -45,37 +45,45 @@ int64_t position_integer(const TensorView& view, int64_t b, int64_t i) {
                                   : static_cast<const std::int64_t*>(view.data)[offset];
 }
 
-// T5's bucket of a key `distance` behind the query: where distances share buckets, the number of whole steps is found by
-// trying them, from the definition that step k begins at the distance own * (max_distance / own)^(k / steps).
-int64_t t5_bucket(const RelativeBias& bias, long double distance) {
-  int64_t count = bias.buckets, first = 0;
-  if (bias.bidirectional) {
-    count /= 2;
-    if (distance > 0) first = count;
-  } else {
-    distance = std::min(distance, 0.0L);
+// The row of the table that says the bias of a query and a key.
+class RelativeRows {
+ public:
+  // T5: where distances share buckets, step k begins at the distance own * (max_distance / own)^(k / steps).
+  explicit RelativeRows(const RelativeBias& bias) : bias_(bias) {
+    if (bias.kind != RelativeBias::Kind::t5) return;
+    count_ = bias.bidirectional ? bias.buckets / 2 : bias.buckets;
+    own_ = count_ / 2;
+    for (int64_t step = 1; own_ + step < count_; ++step)
+      begins_.push_back(static_cast<long double>(own_) *
+                        std::pow(static_cast<long double>(bias.max_distance) / static_cast<long double>(own_),
+                                 static_cast<long double>(step) / static_cast<long double>(count_ - own_)));
   }
-  const long double far = std::fabs(distance);
-  const int64_t own = count / 2;
-  if (far < static_cast<long double>(own)) return first + static_cast<int64_t>(far);
-  const auto steps = static_cast<long double>(count - own);
-  int64_t step = 0;
-  while (own + step + 1 < count) {
-    const long double begins =
-        static_cast<long double>(own) * std::pow(static_cast<long double>(bias.max_distance) / static_cast<long double>(own),
-                                                 static_cast<long double>(step + 1) / steps);
-    if (far < begins * (1 - 1e-12L)) break;
-    ++step;
-  }
-  return first + own + step;
-}
 
-// The row of the table that says the bias of query t and key s, whose distance is `distance`.
-int64_t relative_row(const RelativeBias& bias, int64_t t, int64_t s, long double distance) {
-  if (bias.kind == RelativeBias::Kind::t5) return t5_bucket(bias, distance);
-  const int64_t down = t / bias.width - s / bias.width, right = t % bias.width - s % bias.width;
-  return (down + bias.height - 1) * (2 * bias.width - 1) + right + bias.width - 1;
-}
+  // Of query t and key s, which is `distance` behind the query.
+  int64_t operator()(int64_t t, int64_t s, long double distance) const {
+    if (bias_.kind == RelativeBias::Kind::t5) return bucket(distance);
+    const int64_t down = t / bias_.width - s / bias_.width, right = t % bias_.width - s % bias_.width;
+    return (down + bias_.height - 1) * (2 * bias_.width - 1) + right + bias_.width - 1;
+  }
+
+ private:
+  int64_t bucket(long double distance) const {
+    const int64_t first = bias_.bidirectional && distance > 0 ? count_ : 0;
+    if (!bias_.bidirectional) distance = std::min(distance, 0.0L);
+    const long double far = std::fabs(distance);
+    if (far < static_cast<long double>(own_)) return first + static_cast<int64_t>(far);
+    int64_t step = 0;  // found by trying them
+    for (const long double begins : begins_) {
+      if (far < begins * (1 - 1e-12L)) break;
+      ++step;
+    }
+    return first + own_ + step;
+  }
+
+  RelativeBias bias_;
+  int64_t count_ = 0, own_ = 0;  // buckets of one direction, and those of one distance
+  std::vector<long double> begins_;
+};
 
 // What the mask says about (b, h), with the scalars already read.
 class Visibility {
@@ -153,6 +161,7 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
   const auto keys = static_cast<std::size_t>(key_length);
   std::vector<double> score(keys), magnitude(keys), weight(keys), value_size(keys);
   std::vector<char> seen(keys);
+  const RelativeRows relative_row(options.relative_bias);
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t kv_head = b * kv_heads + h / group;
@@ -187,10 +196,9 @@ AttentionResult attention_of(const Array& query, const Array& key, const Array& 
           if (options.has_alibi) score[i] -= slope * visible.distance(t, s);
           if (mask.has_bias || options.relative_bias.given()) {
             // A bias of -inf masks the key, also where the score that it is added to is NaN.
-            const double bias = mask.has_bias
-                                    ? broadcast_element(inputs.bias, b, h, t, s)
-                                    : broadcast_element(inputs.relative_bias_table, 0, 0,
-                                                        relative_row(options.relative_bias, t, s, visible.behind(t, s)), h);
+            const double bias = mask.has_bias ? broadcast_element(inputs.bias, b, h, t, s)
+                                              : broadcast_element(inputs.relative_bias_table, 0, 0,
+                                                                  relative_row(t, s, visible.behind(t, s)), h);
             score[i] = bias == -infinity ? -infinity : score[i] + bias;
           }
           seen[i] = score[i] != -infinity;
