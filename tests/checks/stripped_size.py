@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Strips copies of files and compares their sizes with a limit in bytes: stripped_size.py --at-most N FILE...
 
-An archive counts as its members linked into one object: each has its own copy of an inline function and of the names they share,
-of which a program gets one.
+An archive counts as all of it linked into one shared object, which is what it can add to a program: its members each have their
+own copies of inline functions, and names and relocations that the linker uses up.
 """
 import argparse
 import pathlib
@@ -12,16 +12,16 @@ import sys
 import tempfile
 
 
-def stripped_size(path, strip, linker):
+def stripped_size(path, strip, compiler):
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder) / path.name
         if path.suffix == ".a":
-            copy = copy.with_suffix(".o")
-            subprocess.run([linker, "-r", "-o", str(copy), "--whole-archive", str(path)], check=True)
+            copy = copy.with_suffix(".so")
+            whole = ["-Wl,--whole-archive", str(path), "-Wl,--no-whole-archive"]
+            subprocess.run([compiler, "-shared", "-o", str(copy), *whole], check=True)
         else:
             shutil.copyfile(path, copy)
-        options = ["--strip-unneeded"] if copy.suffix == ".o" else []  # an object keeps the symbols that a linker needs
-        subprocess.run([strip, *options, str(copy)], check=True)
+        subprocess.run([strip, str(copy)], check=True)
         return copy.stat().st_size
 
 
@@ -29,12 +29,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--at-most", type=int, required=True)
     parser.add_argument("--strip", default="strip")
-    parser.add_argument("--linker", default="ld")
+    parser.add_argument("--compiler", default="c++", help="which links archives")
     parser.add_argument("files", nargs="+", type=pathlib.Path)
     arguments = parser.parse_args()
     failed = False
     for path in arguments.files:
-        size = stripped_size(path, arguments.strip, arguments.linker)
+        size = stripped_size(path, arguments.strip, arguments.compiler)
         failed |= size > arguments.at_most
         print(f"{path.name}: {size / 1e6:.3f} MB stripped, at most {arguments.at_most / 1e6:.3f} MB")
     return 1 if failed else 0
