@@ -78,7 +78,27 @@ TEST_F(BertConfigTest, RefusesOtherModels) {
   expect_refusal(config(R"(,"is_decoder":true)"), ErrorCode::unsupported, "is_decoder");
 }
 
+// What is inside other fields is no field of the model's, whatever it is called; of a field that is there twice the last
+// counts.
+TEST_F(BertConfigTest, LooksAtTheOutermostFieldsAlone) {
+  const BertConfig read_back = read(config(
+      R"(,"task":{"hidden_size":7,"layers":[1,{"vocab_size":9}]},"hidden_act":"relu","hidden_act":"gelu","pad":[["x"]])"));
+  EXPECT_EQ(read_back.hidden_size, 384);
+  EXPECT_EQ(read_back.vocabulary_size, 100);
+  EXPECT_EQ(read_back.activation, ActivationKind::gelu_erf);
+  const std::string sizes =
+      R"(,"vocab_size":100,"hidden_size":384,"num_hidden_layers":6,"num_attention_heads":12,"intermediate_size":1536,)"
+      R"("max_position_embeddings":512})";
+  EXPECT_EQ(read(R"({"architectures":["BertModel","GPT2Model"])" + sizes).heads, 12);
+  expect_refusal(R"({"architectures":[["BertModel"]])" + sizes, ErrorCode::unsupported, "architectures");
+  expect_refusal(R"({"architectures":[7,"BertModel"])" + sizes, ErrorCode::unsupported, "architectures");
+  expect_refusal(R"({"architectures":"BertModel")" + sizes, ErrorCode::unsupported, "architectures");
+}
+
 TEST_F(BertConfigTest, RefusesBrokenFiles) {
+  expect_refusal("7", ErrorCode::io_error, "not a JSON object");
+  expect_refusal(config() + "}", ErrorCode::io_error, "not a JSON object");
+  expect_refusal(config(R"(,"deep":)" + std::string(70, '[') + std::string(70, ']')), ErrorCode::io_error, "levels deep");
   expect_refusal("", ErrorCode::io_error, "not a JSON object");
   expect_refusal("[1]", ErrorCode::io_error, "not a JSON object");
   expect_refusal("{\"model_type\":", ErrorCode::io_error, "not a JSON object");
