@@ -376,6 +376,61 @@ TEST_P(CachedAttentionTest, RowOrdersOfRotaryGoWithTheirPairings) {
   }
 }
 
+// A length for each head: every kv head of every item is a sequence of its own, seen through views of the same tensors. Heads
+// forget tokens apart, as where each keeps those that it attends to.
+TEST_P(CachedAttentionTest, KvHeadsMayHaveLengthsOfTheirOwn) {
+  Random random(47);
+  constexpr std::int64_t batch = 2, kv_heads = 3, group = 2, length = 150, dim = 24, value_dim = 20;
+  for (const std::int64_t query_length : {1, 5}) {
+    const auto made = [&](const Tensor::Sizes& shape) {
+      const Tensor tensor(DType::f32, shape);
+      fill_normal(tensor, random);
+      return tensor;
+    };
+    const Tensor query = made({batch, kv_heads * group, query_length, dim}), key = made({batch, kv_heads, length, dim}),
+                 value = made({batch, kv_heads, length, value_dim}),
+                 out = made({batch, kv_heads * group, query_length, value_dim}),
+                 lse = made({batch, kv_heads * group, query_length});
+    // [B, G * n, ...] as [B * G, n, ...]
+    const auto by_head = [&](const Tensor& tensor, std::int64_t heads) {
+      TensorView view = tensor;
+      view.shape[0] = batch * kv_heads, view.shape[1] = heads;
+      view.strides[0] = heads * view.strides[1];
+      return view;
+    };
+    KvCache cache(cache_spec(CacheKind::paged, batch * kv_heads, 1, dim, value_dim, 0, 16));
+    CacheAppend tokens;
+    tokens.key = by_head(key, 1), tokens.value = by_head(value, 1);
+    const std::vector<std::int64_t> appended = {150, 7, 64, 30, 129, 8};
+    const Tensor lengths = integers(DType::i64, appended);
+    tokens.lengths = lengths;
+    cache.append(tokens);
+    cache.trim(2, 33);
+    CachedAttentionInputs inputs;
+    inputs.cache = &cache, inputs.query = by_head(query, group), inputs.out = by_head(out, group);
+    inputs.lse = by_head(lse, group);
+    attention(runtime(2), inputs);
+    for (std::int64_t b = 0; b < batch; ++b)
+      for (std::int64_t g = 0; g < kv_heads; ++g) {
+        const std::int64_t left = cache.length(b * kv_heads + g);
+        ASSERT_EQ(left, b == 0 && g == 2 ? 33 : appended[static_cast<std::size_t>(b * kv_heads + g)]);
+        const auto head = [&](const TensorView& view, std::int64_t heads) {
+          return slice(slice(view, 0, b, b + 1), 1, g * heads, (g + 1) * heads);
+        };
+        AttentionInputs alone;
+        alone.query = head(query, group);
+        alone.key = slice(head(key, 1), 2, 0, left), alone.value = slice(head(value, 1), 2, 0, left);
+        AttentionOptions options;
+        options.mask = Mask::causal(Causal::bottom_right);
+        options.scale = 1 / std::sqrt(static_cast<double>(dim));
+        const oracle::AttentionResult expected = oracle::attention(alone, options);
+        const std::string where = "item " + std::to_string(b) + ", kv head " + std::to_string(g);
+        EXPECT_TRUE(attention_matches(expected, head(out, group), where));
+        EXPECT_TRUE(lse_matches(expected, head(lse, group), where));
+      }
+  }
+}
+
 TEST_P(CachedAttentionTest, ARingGivesTheBitsOfAWindow) {
   Random random(35);
   for (const std::int64_t query_length : {1, 4, 33}) {
