@@ -55,13 +55,18 @@ use_ccache() {
 }
 
 # fingerprint_of_stage NAME: what a test stage's result depends on, the sources as they stand, committed or not. Measurements, and
-# the texts made of them, are read by the stage perf alone.
+# the texts made of them, are read by the stage perf alone; the Python module's tests by the stages of that module.
 fingerprint_of_stage() (
   cd "$POLYHEAD_ROOT"
   inputs=(CMakeLists.txt CMakePresets.json pyproject.toml cmake include simd src tests python bench examples scripts)
-  left_out=bench/results
-  if [ "$1" = perf ]; then inputs+=(README.md docs) left_out=docs/full-test-result.md; fi
-  find "${inputs[@]}" -path "$left_out" -prune -o -type f ! -path '*/__pycache__/*' ! -name '*.part' -print | sort \
+  left_out=(bench/results tests/python)
+  case $1 in
+    perf) inputs+=(README.md docs) left_out=(docs/full-test-result.md tests/python) ;;
+    python*) left_out=(bench/results) ;;
+  esac
+  pruned=(-false)
+  for path in "${left_out[@]}"; do pruned+=(-o -path "$path"); done
+  find "${inputs[@]}" \( "${pruned[@]}" \) -prune -o -type f ! -path '*/__pycache__/*' ! -name '*.part' -print | sort \
     | xargs sha1sum | sha1sum | cut -d' ' -f1
 )
 
