@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -83,12 +82,10 @@ TEST_P(ExplainTest, TextAndJsonAgree) {
     const AttentionPlan plan(spec, runtime(2));
     const std::string text = plan.explain();
     const Json told = Json::parse(plan.explain_json());
-    std::smatch found;
-    ASSERT_TRUE(std::regex_search(text, found, std::regex("tiles +([0-9]+) skipped, ([0-9]+) full, ([0-9]+) partial"))) << text;
     const Json& tiles = told.at("tiles");
-    EXPECT_EQ(found[1].str(), tiles.at("skipped").dump());
-    EXPECT_EQ(found[2].str(), tiles.at("full").dump());
-    EXPECT_EQ(found[3].str(), tiles.at("partial").dump());
+    const std::string counts = tiles.at("skipped").dump() + " skipped, " + tiles.at("full").dump() + " full, " +
+                               tiles.at("partial").dump() + " partial";
+    EXPECT_NE(text.find(counts), std::string::npos) << text << counts;
     EXPECT_NE(text.find("kernel       " + told.at("kernel").get<std::string>() + " ("), std::string::npos) << text;
     EXPECT_NE(text.find("threads      " + told.at("threads").dump()), std::string::npos) << text;
     EXPECT_NE(text.find("workspace    " + told.at("workspace_bytes").dump() + " bytes"), std::string::npos) << text;
