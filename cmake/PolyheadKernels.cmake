@@ -7,12 +7,14 @@ set(target_avx512 HWY_AVX3)
 set(target_avx512_bf16 HWY_AVX3)
 set(target_amx HWY_AVX3)
 set(target_neon HWY_NEON)
+set(target_neon_bf16 HWY_NEON)
 set(target_sve HWY_SVE)
 set(folder_avx512_bf16 x86/avx512_bf16)
+set(folder_neon_bf16 arm/neon_bf16)
 set(folder_amx x86)
 
 # polyhead_kernels(ISA FOLDER TARGET): the object library polyhead_simd_<ISA> from simd/<FOLDER>/*.cc; TARGET is Highway's
-# constant, empty for plain C++. Sources of simd/x86 have what Highway cannot say in inline assembly, and no -m flag either.
+# constant, empty for plain C++. Sources of simd/x86 and simd/arm have what Highway cannot say in inline assembly, and no -m flag either.
 set(POLYHEAD_KERNEL_TARGETS)
 function(polyhead_kernels isa folder target)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/simd/${folder}/*.cc)

@@ -41,6 +41,7 @@ const PeakKernel* peak_kernel(Isa isa) {
 #endif
 #if defined(POLYHEAD_HAVE_NEON)
     case Isa::neon:
+    case Isa::neon_bf16:
       return &N_NEON::peak;
 #endif
 #if defined(POLYHEAD_HAVE_SVE)

@@ -14,9 +14,19 @@
 namespace polyhead {
 
 // Instruction-set targets that kernels exist for. avx2 includes FMA; avx512 is F, CD, BW, DQ, VL; avx512_bf16 is avx512 with
-// products of bf16 pairs, and is taken unasked only on CPUs that are known to be fast at them; amx is avx512 with tiles that
-// multiply bf16, and is taken only when it is asked for.
-enum class Isa : std::uint8_t { reference = 0, sse4 = 1, avx2 = 2, avx512 = 3, neon = 4, sve = 5, amx = 6, avx512_bf16 = 7 };
+// products of bf16 pairs, and is taken unasked only on CPUs that are known to be fast at them; neon_bf16 is neon with such
+// products, and amx is avx512 with tiles that multiply bf16: these two are taken only when they are asked for.
+enum class Isa : std::uint8_t {
+  reference = 0,
+  sse4 = 1,
+  avx2 = 2,
+  avx512 = 3,
+  neon = 4,
+  sve = 5,
+  amx = 6,
+  avx512_bf16 = 7,
+  neon_bf16 = 8,
+};
 
 POLYHEAD_EXPORT const char* name(Isa isa) noexcept;
 // Targets that this build contains and this machine (CPU and operating system) can run, plainest first.

@@ -198,7 +198,8 @@ polyhead::RelativeBias to_relative_bias(const polyhead_relative_bias* given) {
 polyhead::Isa to_isa(const char* wanted) {
   using polyhead::Isa;
   std::string known;
-  for (Isa isa : {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::neon, Isa::sve, Isa::amx}) {
+  for (Isa isa :
+       {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::neon, Isa::neon_bf16, Isa::sve, Isa::amx}) {
     if (std::strcmp(wanted, polyhead::name(isa)) == 0) return isa;
     known += std::string(known.empty() ? "" : ", ") + polyhead::name(isa);
   }

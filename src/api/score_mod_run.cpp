@@ -24,6 +24,7 @@ ScoreFunction choose_function(const ScoreFunctions& functions, Isa isa) {
   switch (isa) {
     case Isa::reference:
     case Isa::neon:
+    case Isa::neon_bf16:
     case Isa::sve:
       break;
     case Isa::sse4:

@@ -9,7 +9,8 @@
 namespace polyhead::cli {
 namespace {
 
-constexpr Isa all_isas[] = {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::neon, Isa::sve, Isa::amx};
+constexpr Isa all_isas[] = {Isa::reference, Isa::sse4,      Isa::avx2, Isa::avx512, Isa::avx512_bf16,
+                            Isa::neon,      Isa::neon_bf16, Isa::sve,  Isa::amx};
 
 }  // namespace
 

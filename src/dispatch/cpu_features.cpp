@@ -136,6 +136,8 @@ bool CpuFeatures::supports(Isa isa) const {
     // Likewise Highway's NEON target and AES.
     case Isa::neon:
       return neon && arm_aes;
+    case Isa::neon_bf16:
+      return supports(Isa::neon) && arm_bf16;
     case Isa::sve:
       return supports(Isa::neon) && sve;
   }

@@ -63,7 +63,8 @@ struct CpuFeatures {
 
   // Whether kernels compiled for this target run here (amx: once the permission is given).
   bool supports(Isa isa) const;
-  // Whether this CPU is known to do more with products of bf16 pairs (avx512_bf16) than with multiply-adds of f32.
+  // Whether this CPU is known to do more with products of bf16 pairs (avx512_bf16, neon_bf16) than with multiply-adds of f32.
+  // Of ARM's none is known yet.
   bool fast_bf16_products() const;
   // Names of the features above that are true, as in "avx2 fma f16c".
   std::string feature_list() const;

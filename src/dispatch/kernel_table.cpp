@@ -24,7 +24,7 @@ extern const AttentionKernel vnni_decode_i8;
 namespace polyhead::dispatch {
 namespace {
 
-constexpr std::size_t isa_count = 8;
+constexpr std::size_t isa_count = static_cast<std::size_t>(Isa::neon_bf16) + 1;  // the last one
 
 struct Tables {
   std::array<KernelTable, isa_count> table{};
@@ -119,7 +119,7 @@ const std::vector<DType>& attention_dtypes() {
 }
 
 const KernelTable& mixing_table(const KernelTable& table) {
-  if (table.isa != Isa::avx512_bf16) return table;
+  if (!multiplies_bf16_pairs(table.isa)) return table;
   Isa isa = next_plainer(table.isa);
   while (!tables.built[static_cast<std::size_t>(isa)]) isa = next_plainer(isa);  // the reference is always there
   return tables.table[static_cast<std::size_t>(isa)];

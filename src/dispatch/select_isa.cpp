@@ -20,8 +20,8 @@ std::ptrdiff_t rank(Isa isa) {
 }  // namespace
 
 const std::vector<Isa>& all_isas() {
-  static const std::vector<Isa> isas = {Isa::reference,   Isa::sse4, Isa::avx2, Isa::avx512,
-                                        Isa::avx512_bf16, Isa::neon, Isa::sve,  Isa::amx};
+  static const std::vector<Isa> isas = {Isa::reference, Isa::sse4,      Isa::avx2, Isa::avx512, Isa::avx512_bf16,
+                                        Isa::neon,      Isa::neon_bf16, Isa::sve,  Isa::amx};
   return isas;
 }
 

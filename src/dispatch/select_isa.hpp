@@ -27,6 +27,8 @@ constexpr const char* isa_name(Isa isa) noexcept {
       return "amx";
     case Isa::avx512_bf16:
       return "avx512_bf16";
+    case Isa::neon_bf16:
+      return "neon_bf16";
   }
   return "unknown";
 }
@@ -38,6 +40,7 @@ constexpr Isa next_plainer(Isa isa) noexcept {
       return Isa::sse4;
     case Isa::avx512:
       return Isa::avx2;
+    case Isa::neon_bf16:
     case Isa::sve:
       return Isa::neon;
     case Isa::avx512_bf16:
@@ -51,10 +54,15 @@ constexpr Isa next_plainer(Isa isa) noexcept {
 // All targets, plainest first: where several run, the later one is the better one.
 const std::vector<Isa>& all_isas();
 
-// Whether a target is taken where nobody asks for one. The kernel for amx has not run on hardware yet: decision 011 says when
-// this ends. avx512_bf16 is a matter of the CPU's speed (decision 016).
+// Whether a target's attention_bf16 multiplies pairs of bf16 as they are, with weights rounded to bf16 (decision 016).
+constexpr bool multiplies_bf16_pairs(Isa isa) noexcept {
+  return isa == Isa::avx512_bf16 || isa == Isa::neon_bf16;
+}
+
+// Whether a target is taken where nobody asks for one. The kernels for amx and neon_bf16 have not run on hardware yet: decision
+// 011 says when this ends. avx512_bf16 is a matter of the CPU's speed (decision 016).
 inline bool chosen_unasked(Isa isa, const CpuFeatures& features) noexcept {
-  return isa != Isa::amx && (isa != Isa::avx512_bf16 || features.fast_bf16_products());
+  return isa != Isa::amx && (!multiplies_bf16_pairs(isa) || features.fast_bf16_products());
 }
 
 // "reference, sse4, avx2"

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "dispatch/select_isa.hpp"
 #include "platform/rounding.hpp"
 
 namespace polyhead::plan {
@@ -11,7 +12,7 @@ namespace {
 
 // Whether the transposed kernel multiplies pairs of 16 bits, and does twice the products of the row-major one.
 bool multiplies_pairs(Isa isa, DType dtype) {
-  return isa == Isa::avx512_bf16 && dtype == DType::bf16;
+  return dispatch::multiplies_bf16_pairs(isa) && dtype == DType::bf16;
 }
 
 // Rows a kv head up to which row-major scores win: few rows leave most lanes of the transposed kernel idle. Long rows of K help
@@ -398,6 +399,8 @@ double gigaflops(Isa isa, DType dtype) {
       return 20;
     case Isa::neon:
       return 20;
+    case Isa::neon_bf16:
+      return multiplies_pairs(isa, dtype) ? 30 : 20;
     case Isa::sve:
       return 40;
     case Isa::avx2:

@@ -548,8 +548,8 @@ TEST(RuntimeErrors, NameTheOption) {
   options = {};
   options.executor = Executor{};
   EXPECT_TRUE(refuses([&] { Runtime{options}; }, ErrorCode::invalid_argument, {"executor"}));
-  std::vector<Isa> missing = {Isa::reference,   Isa::sse4, Isa::avx2, Isa::avx512,
-                              Isa::avx512_bf16, Isa::neon, Isa::sve,  Isa::amx};
+  std::vector<Isa> missing = {Isa::reference, Isa::sse4,      Isa::avx2, Isa::avx512, Isa::avx512_bf16,
+                              Isa::neon,      Isa::neon_bf16, Isa::sve,  Isa::amx};
   for (const Isa isa : available_isas()) missing.erase(std::find(missing.begin(), missing.end(), isa));
   for (const Isa isa : missing) {
     options = {};

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dispatch/kernel_table.hpp"
+#include "dispatch/select_isa.hpp"
 #include "kernels/attention_kernel_suite.hpp"
 #include "polyhead/runtime.hpp"
 
@@ -21,7 +22,7 @@ std::vector<KernelCase> cases() {
       if (dtype == DType::f32) continue;
       const dispatch::AttentionKernels kernels = dispatch::attention_kernels(dispatch::kernel_table(isa), dtype);
       const std::string target = std::string(name(isa)) + "_" + name(dtype);
-      const double weight_rounding = isa == Isa::avx512_bf16 && dtype == DType::bf16 ? 0x1p-8 : 0;
+      const double weight_rounding = dispatch::multiplies_bf16_pairs(isa) && dtype == DType::bf16 ? 0x1p-8 : 0;
       if (seen.insert(kernels.transposed).second) {
         all.push_back({target + "_attention", kernels.transposed, kernels.merge, isa != Isa::reference, true, Precision::strict,
                        weight_rounding});

@@ -228,8 +228,18 @@ TEST(CpuFeatures, EmptyTable) {
   EXPECT_EQ(dispatch::select_isa(features, x86_isas, nullptr), Isa::reference);
 }
 
+template <typename Function>
+Error error_of(Function function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorCode::ok, "nothing was thrown");
+}
+
 TEST(CpuFeatures, Arm) {
-  const std::vector<Isa> built = {Isa::reference, Isa::neon, Isa::sve};
+  const std::vector<Isa> built = {Isa::reference, Isa::neon, Isa::neon_bf16, Isa::sve};
   dispatch::ArmHwcaps hwcaps;
   const auto best = [&] { return dispatch::select_isa(dispatch::features_from_hwcaps(hwcaps), built, nullptr); };
   EXPECT_EQ(best(), Isa::reference);
@@ -237,8 +247,17 @@ TEST(CpuFeatures, Arm) {
   EXPECT_EQ(best(), Isa::reference);
   hwcaps.hwcap |= 1u << 3;
   EXPECT_EQ(best(), Isa::neon);
+  const auto forced = [&](const char* name) {
+    return dispatch::select_isa(dispatch::features_from_hwcaps(hwcaps), built, name);
+  };
+  EXPECT_EQ(error_of([&] { forced("neon_bf16"); }).code(), ErrorCode::unsupported);
+  hwcaps.hwcap2 = 1u << 14;
+  EXPECT_EQ(best(), Isa::neon) << "products of bf16 are there, and nobody asked for them";
+  EXPECT_EQ(forced("neon_bf16"), Isa::neon_bf16);
+  EXPECT_EQ(dispatch::next_plainer(Isa::neon_bf16), Isa::neon);
   hwcaps.hwcap |= 1u << 22;
   EXPECT_EQ(best(), Isa::sve);
+  EXPECT_EQ(forced("neon_bf16"), Isa::neon_bf16);
   hwcaps.hwcap &= ~std::uint64_t{1u << 3};
   EXPECT_EQ(best(), Isa::reference);
 }
@@ -259,16 +278,6 @@ TEST(CpuFeatures, ThisMachineIsConsistent) {
 #endif
 }
 
-template <typename Function>
-Error error_of(Function function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorCode::ok, "nothing was thrown");
-}
-
 TEST(SelectIsa, Forced) {
   ForgedCpu without_avx512;
   without_avx512.xcr0 = 7;
@@ -282,7 +291,8 @@ TEST(SelectIsa, Forced) {
   const Error unknown = error_of([&] { dispatch::select_isa(features, x86_isas, "avx3"); });
   EXPECT_EQ(unknown.code(), ErrorCode::invalid_argument);
   EXPECT_NE(std::string(unknown.what()).find("avx3"), std::string::npos) << unknown.what();
-  EXPECT_NE(std::string(unknown.what()).find("reference, sse4, avx2, avx512, avx512_bf16, neon, sve, amx"), std::string::npos)
+  EXPECT_NE(std::string(unknown.what()).find("reference, sse4, avx2, avx512, avx512_bf16, neon, neon_bf16, sve, amx"),
+            std::string::npos)
       << unknown.what();
   EXPECT_EQ(error_of([&] { dispatch::select_isa(features, x86_isas, "AVX2"); }).code(), ErrorCode::invalid_argument);
 

@@ -74,7 +74,7 @@ TEST(Runtime, EveryAvailableIsaCanBeForced) {
     EXPECT_EQ(runtime.state()->kernels().isa, isa);
     EXPECT_NE(runtime.describe().find(std::string(name(isa)) + " (forced)"), std::string::npos) << runtime.describe();
   }
-  for (Isa isa : {Isa::sse4, Isa::avx512, Isa::avx512_bf16, Isa::neon, Isa::sve, Isa::amx}) {
+  for (Isa isa : {Isa::sse4, Isa::avx512, Isa::avx512_bf16, Isa::neon, Isa::neon_bf16, Isa::sve, Isa::amx}) {
     bool present = false;
     for (Isa other : available) present = present || other == isa;
     if (present) continue;
