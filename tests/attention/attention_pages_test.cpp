@@ -1,7 +1,6 @@
 // Keys and values in pages of the caller's own arrays: the bits of plain attention over the same keys, and what is refused.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <functional>
 #include <limits>
 #include <string>
@@ -9,49 +8,12 @@
 #include <vector>
 
 #include "support/attention_case.hpp"
+#include "support/pages.hpp"
 
 namespace polyhead::testing {
 namespace {
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
-
-// A case's keys and values, dealt out to pages in any order. What belongs to no key is NaN.
-struct Pages {
-  Tensor key, value, table;
-
-  // `tokens_first`: memory [page, token, head, dim], as caches of other libraries have it.
-  Pages(const AttentionCase& test, std::int64_t tokens, bool tokens_first, Random& random) {
-    const std::int64_t batch = test.spec.batch, heads = test.spec.kv_heads;
-    const std::int64_t row = (test.spec.key_length + tokens - 1) / tokens + 1, count = batch * row + 2;
-    const std::vector<int> order = tokens_first ? std::vector<int>{0, 2, 1, 3} : std::vector<int>{0, 1, 2, 3};
-    key = Tensor::ordered(test.spec.dtype, {count, heads, tokens, test.spec.head_dim}, order);
-    value = Tensor::ordered(test.spec.dtype, {count, heads, tokens, test.spec.value_dim}, order);
-    fill(key, not_a_number);
-    fill(value, not_a_number);
-    table = Tensor(random.choice({DType::i32, DType::i64}), {batch, row});
-    fill(table, -1000.0);  // what lies beyond a length is not looked at
-    std::vector<std::int64_t> free;
-    for (std::int64_t i = 0; i < count; ++i) free.push_back(i);
-    for (std::int64_t b = 0; b < batch; ++b) {
-      const auto length = static_cast<std::int64_t>(test.key_lengths({b}));
-      for (std::int64_t first = 0; first < length; first += tokens) {
-        const auto pick = static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(free.size()) - 1));
-        const std::int64_t page = free[pick], end = std::min(length, first + tokens);
-        free.erase(free.begin() + static_cast<std::ptrdiff_t>(pick));
-        table.set({b, first / tokens}, static_cast<double>(page));
-        copy(slice(select(test.key, b), 1, first, end), slice(select(key, page), 1, 0, end - first));
-        copy(slice(select(test.value, b), 1, first, end), slice(select(value, page), 1, 0, end - first));
-      }
-    }
-  }
-
-  AttentionInputs inputs(AttentionInputs plain) const {
-    plain.key = key;
-    plain.value = value;
-    plain.block_table = table;
-    return plain;
-  }
-};
 
 class PagesTest : public EveryIsa {
  protected:
@@ -95,7 +57,7 @@ TEST_P(PagesTest, GiveTheBitsOfPlainAttention) {
         if (tokens == 16) {
           EXPECT_TRUE(run_and_compare(test, runtime()));
         }
-        check(test, Pages(test, tokens, seed % 2 == 0, random), "pages of " + std::to_string(tokens));
+        check(test, Pages(test, tokens, 1, seed % 2 == 0, random), "pages of " + std::to_string(tokens));
       }
 }
 
@@ -105,7 +67,7 @@ TEST_P(PagesTest, LongSequencesAreSplitAlike) {
     if (slow() && query_length > 1) continue;
     AttentionCase test = make_case(attention_spec(2, 2, 1, query_length, 6000, 8, 8, Mask::key_lengths()), random);
     test.key_lengths = integers(DType::i64, {6000, 2049});
-    check(test, Pages(test, 96, true, random), "long");
+    check(test, Pages(test, 96, 1, true, random), "long");
   }
 }
 
@@ -133,7 +95,7 @@ TEST_P(PagesTest, WhatDoesNotFitIsNamed) {
   Random random(72);
   const AttentionCase test = make_case(attention_spec(2, 4, 2, 3, 50, 16, 16, Mask::key_lengths()), random);
   fill(test.key_lengths, 50.0);
-  const Pages pages(test, 16, false, random);
+  const Pages pages(test, 16, 1, false, random);
   const AttentionInputs right = pages.inputs(test.inputs());
   const auto message = [&](const std::function<void(AttentionInputs&, AttentionOptions&)>& change) {
     AttentionInputs inputs = right;
@@ -182,7 +144,7 @@ TEST_P(PagesTest, WeightsWantKeysInOneTensor) {
   request.received = received;
   EXPECT_NO_THROW(attention_weights(runtime(), test.inputs(), test.options(), request));
   try {
-    attention_weights(runtime(), Pages(test, 8, false, random).inputs(test.inputs()), test.options(), request);
+    attention_weights(runtime(), Pages(test, 8, 1, false, random).inputs(test.inputs()), test.options(), request);
     ADD_FAILURE() << "was accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::unsupported);

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "support/pages.hpp"
+
 namespace polyhead::testing {
 namespace {
 
@@ -21,14 +23,14 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
     const AttentionPlan plan(test.spec, runtime);
     fill(test.out, not_a_number);
     fill(test.lse, not_a_number);
-    plan.run(test.inputs_with_lse());
+    plan.run(test.in_pages(test.inputs_with_lse()));
     if (auto result = attention_matches(expected, test.out, where, test.spec.precision); !result)
       return result << "\n" << plan.explain();
     if (auto result = lse_matches(expected, test.lse, where, test.spec.precision); !result)
       return result << "\n" << plan.explain();
     const Tensor with_lse = test.out.clone();
     fill(test.out, not_a_number);
-    plan.run(test.inputs());
+    plan.run(test.in_pages(test.inputs()));
     if (!same_bits(with_lse, test.out))
       return ::testing::AssertionFailure() << where << ": asking for lse changes out: " << first_difference(with_lse, test.out);
     if (!test.out.surroundings_intact()) return ::testing::AssertionFailure() << where << ": memory around out was written to";
@@ -89,6 +91,10 @@ AttentionInputs AttentionCase::inputs_with_lse() const {
   return with;
 }
 
+AttentionInputs AttentionCase::in_pages(AttentionInputs plain) const {
+  return pages ? pages->inputs(plain) : plain;
+}
+
 AttentionOptions AttentionCase::options() const {
   AttentionOptions options;
   options.scale = spec.scale;
@@ -126,6 +132,7 @@ std::string AttentionCase::describe() const {
   }
   if (spec.dtype != DType::f32) text << ' ' << name(spec.dtype);
   if (spec.precision != Precision::strict) text << ' ' << name(spec.precision);
+  if (pages) text << " pages of " << pages->key.view().shape[2];
   for (const auto& [given, name, tensor] : {std::tuple(spec.mask.has_key_lengths, "key_lengths", &key_lengths),
                                             std::tuple(spec.mask.has_query_lengths, "query_lengths", &query_lengths),
                                             std::tuple(spec.mask.is_packed, "query ends", &cumulative_query_lengths),
@@ -259,7 +266,7 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
 
 Tensor run_fresh(const AttentionCase& test, const Runtime& runtime) {
   const AttentionPlan plan(test.spec, runtime);
-  AttentionInputs inputs = test.inputs();
+  AttentionInputs inputs = test.in_pages(test.inputs());
   const Tensor out = test.out.clone();
   fill(out, not_a_number);
   inputs.out = out;

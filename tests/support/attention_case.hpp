@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "polyhead/attention.hpp"
@@ -17,15 +18,19 @@ namespace polyhead::testing {
 AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t query_length,
                              std::int64_t key_length, std::int64_t head_dim, std::int64_t value_dim, const Mask& mask = {});
 
+struct Pages;  // support/pages.hpp
+
 struct AttentionCase {
   AttentionSpec spec;  // kv_heads and value_dim never 0
   Tensor query, key, value, out, lse, key_lengths, offsets, boolean_mask, bias, alibi_slopes, sink;
   Tensor query_lengths, cumulative_query_lengths, cumulative_key_lengths, prefix_lengths, query_segments, key_segments,
       block_mask, relative_bias_table;
   oracle::ScoreFunction score_function;  // what spec.score_mod is said to do, for the oracle
+  std::shared_ptr<const Pages> pages;    // where a run finds keys and values; null: in key and value, as the oracle does
 
-  AttentionInputs inputs() const;  // without lse
+  AttentionInputs inputs() const;  // without lse and pages
   AttentionInputs inputs_with_lse() const;
+  AttentionInputs in_pages(AttentionInputs plain) const;  // a run's
   AttentionOptions options() const;
   std::string describe() const;
 };

@@ -1,0 +1,23 @@
+// A case's keys and values in pages of the caller's own arrays, as a block table names them.
+#pragma once
+
+#include <cstdint>
+
+#include "support/attention_case.hpp"
+
+namespace polyhead::testing {
+
+// Each batch item's keys and values, up to its key length, dealt out to pages that lie in any order. What belongs to no key is
+// NaN: the rest of an item's last page, pages that nothing names. The table has -1000 for pages beyond an item's length.
+struct Pages {
+  Tensor key, value, table;
+
+  // `tokens` keys a page; the table has `spare_columns` more than the longest item needs. `tokens_first`: memory
+  // [page, token, head, dim], as caches of other libraries have it.
+  Pages(const AttentionCase& test, std::int64_t tokens, std::int64_t spare_columns, bool tokens_first, Random& random);
+
+  // A run's, instead of those with key and value in one tensor each.
+  AttentionInputs inputs(AttentionInputs plain) const;
+};
+
+}  // namespace polyhead::testing
