@@ -169,6 +169,7 @@ int main(int argc, char** argv) {
     bench::register_decode(options);
     bench::register_caches(options);
     bench::register_masks(options);
+    bench::register_score_changes(options);
     bench::register_layers(options);
     bench::register_task_graph(options);
     bench::register_plugins(options);

@@ -1,6 +1,6 @@
-// Time against the area that a mask allows: the same attention dense, causal, as documents, as packed sequences, by a block
-// mask. GFLOP/s count the allowed pairs of query and key only, so that all of them would be equal if what is hidden cost
-// nothing. And changes of scores, built in and as score modifications through xsimd: pairs for comparing.
+// Time against the area that a mask allows: the same attention dense, causal, in a window, with a prefix, as documents, as
+// packed sequences, by a block mask, over a block table. GFLOP/s count the allowed pairs of query and key only, so that all of
+// them would be equal if what is hidden cost nothing. score_changes_bench.cpp has what is done to scores.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -13,14 +13,12 @@
 #include "suite.hpp"
 #include "support/aligned_array.hpp"
 #include "support/evict.hpp"
-#if defined(POLYHEAD_BENCH_SCORE_MODS)
-#include "score_mod/mods.hpp"  // the examples'
-#endif
 
 namespace polyhead::bench {
 namespace {
 
 constexpr std::int64_t heads = 8, dim = 64, block = 128;
+constexpr std::int64_t prefix = 1024, page = 128;
 
 // One head's queries and keys, `total` of each, and which pairs are allowed.
 struct Masked {
@@ -28,6 +26,8 @@ struct Masked {
   std::int64_t total;
   std::vector<std::int64_t> lengths;  // of documents or sequences; one otherwise
   Mask mask;
+  bool scattered = false;  // segments are numbers that are thrown about instead
+  bool in_pages = false;   // keys and values lie in pages, in any order
 };
 
 std::vector<std::int64_t> uneven_lengths(std::int64_t count) {
@@ -50,6 +50,9 @@ class MaskCase final : public BenchCase {
     for (std::size_t i = 0; i < masked.lengths.size(); ++i) {
       ends_[i + 1] = ends_[i] + masked.lengths[i];
       std::fill(document_.begin() + ends_[i], document_.begin() + ends_[i + 1], static_cast<std::int64_t>(i));
+    }
+    if (masked.scattered) {
+      for (std::size_t i = 0; i < document_.size(); ++i) document_[i] = static_cast<std::int64_t>(i * 2654435761u >> 9 & 3);
     }
     const std::int64_t blocks = (masked.total + block - 1) / block;
     if (masked.mask.block_queries) {  // the diagonal, and a quarter in all
@@ -78,6 +81,8 @@ class MaskCase final : public BenchCase {
       inputs_.query_segments = inputs_.key_segments = TensorView(document_.data(), DType::i64, {1, masked.total});
     }
     if (masked.mask.block_queries) inputs_.block_mask = TensorView(blocks_.data(), DType::u8, {blocks, blocks});
+    if (masked.mask.has_prefix) inputs_.prefix_lengths = TensorView(&prefix_length_, DType::i64, {1});
+    if (masked.in_pages) deal_into_pages();
     for (std::int64_t t = 0; t < masked.total; ++t)
       for (std::int64_t s = 0; s < masked.total; ++s) area_ += allowed(t, s);
   }
@@ -123,7 +128,7 @@ class MaskCase final : public BenchCase {
   }
 
   void evict() const override {
-    for (const AlignedArray* array : {&query_, &key_, &value_, &out_})
+    for (const AlignedArray* array : {&query_, &key_, &value_, &out_, &key_pages_, &value_pages_})
       bench::evict(array->data(), array->size() * sizeof(float));
   }
   double flops() const override { return 4.0 * static_cast<double>(dim * heads) * area_; }
@@ -138,16 +143,35 @@ class MaskCase final : public BenchCase {
   const float* row(const AlignedArray& array, std::int64_t h, std::int64_t t) const {
     return array.data() + (h * masked_.total + t) * dim;
   }
+  // Page p holds the keys of all heads from pages_[i] == p on, i * page being the first.
+  void deal_into_pages() {
+    const std::int64_t count = masked_.total / page;
+    key_pages_ = AlignedArray(key_.size());
+    value_pages_ = AlignedArray(value_.size());
+    for (std::int64_t i = 0; i < count; ++i) pages_.push_back((i * 13 + 5) % count);  // each once, 13 and count being coprime
+    for (std::int64_t i = 0; i < count; ++i)
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const std::int64_t to = (pages_[static_cast<std::size_t>(i)] * heads + h) * page * dim;
+        std::copy_n(row(key_, h, i * page), page * dim, key_pages_.data() + to);
+        std::copy_n(row(value_, h, i * page), page * dim, value_pages_.data() + to);
+      }
+    inputs_.key = TensorView::of(key_pages_.data(), {count, heads, page, dim});
+    inputs_.value = TensorView::of(value_pages_.data(), {count, heads, page, dim});
+    inputs_.block_table = TensorView(pages_.data(), DType::i64, {1, count});
+    inputs_.key_lengths = TensorView(&masked_.total, DType::i64, {1});
+  }
   bool allowed(std::int64_t t, std::int64_t s) const {
     if (document_[static_cast<std::size_t>(t)] != document_[static_cast<std::size_t>(s)]) return false;
-    if (masked_.mask.causality != Causal::none && s > t) return false;
+    if (masked_.mask.causality != Causal::none && s > t) return masked_.mask.has_prefix && s < prefix;
+    if (masked_.mask.window_left != Mask::unbounded && s < t - masked_.mask.window_left) return false;
     if (blocks_.empty()) return true;
     return blocks_[static_cast<std::size_t>(t / block * ((masked_.total + block - 1) / block) + s / block)] != 0;
   }
 
   Masked masked_;
-  AlignedArray query_, key_, value_, out_;
-  std::vector<std::int64_t> ends_, document_;
+  AlignedArray query_, key_, value_, out_, key_pages_, value_pages_;
+  std::vector<std::int64_t> ends_, document_, pages_;
+  std::int64_t prefix_length_ = prefix;
   std::vector<std::uint8_t> blocks_;
   std::unique_ptr<AttentionPlan> plan_;
   AttentionInputs inputs_;
@@ -202,109 +226,6 @@ class MergeCase final : public BenchCase {
   MergeInputs inputs_;
 };
 
-// 8 heads x 1,024 queries and keys whose scores are changed.
-struct Changed {
-  const char* name;
-  bool alibi, softcap, by_mod;
-};
-
-class ChangeCase final : public BenchCase {
- public:
-  ChangeCase(const Changed& changed, const Runtime& runtime)
-      : changed_(changed), query_(operand(1)), key_(operand(2)), value_(operand(3)), out_(query_.size()) {
-    AttentionSpec spec;
-    spec.heads = heads;
-    spec.query_length = spec.key_length = length;
-    spec.head_dim = dim;
-    for (std::int64_t h = 0; h < heads; ++h) slopes_[h] = std::exp2(-static_cast<float>(h + 1));
-    if (!changed.by_mod) {
-      spec.has_alibi = changed.alibi;
-      spec.softcap = changed.softcap ? static_cast<double>(cap) : 0.0;
-    }
-#if defined(POLYHEAD_BENCH_SCORE_MODS)
-    if (changed.by_mod) spec.score_mod = changed.alibi ? alibi_mod(alibi_) : softcap_mod(softcap_);
-#endif
-    plan_ = std::make_unique<AttentionPlan>(spec, runtime);
-    const auto view = [&](const AlignedArray& array) { return TensorView::of(array.data(), {1, heads, length, dim}); };
-    inputs_.query = view(query_), inputs_.key = view(key_), inputs_.value = view(value_), inputs_.out = view(out_);
-    if (spec.has_alibi) inputs_.alibi_slopes = TensorView::of(slopes_, {heads});
-  }
-
-  void run() const override { plan_->run(inputs_); }
-
-  Check check() override {
-    out_.fill(std::numeric_limits<float>::quiet_NaN());
-    run();
-    disturb(out_[0]);
-    Check result;
-    std::vector<double> score(length);
-    for (std::int64_t h = 0; h < heads; ++h)
-      for (std::int64_t t = h * 7; t < length; t += 89) {
-        double largest = -std::numeric_limits<double>::infinity(), sum = 0, magnitude = 0, most = 0;
-        for (std::int64_t s = 0; s < length; ++s) {
-          double dot = 0, absolute = 0;
-          for (std::int64_t d = 0; d < dim; ++d) {
-            const double term = static_cast<double>(row(query_, h, t)[d]) * static_cast<double>(row(key_, h, s)[d]);
-            dot += term, absolute += std::fabs(term);
-            most = std::max(most, std::fabs(static_cast<double>(row(value_, h, s)[d])));
-          }
-          double changed = dot / 8;
-          if (changed_.softcap) changed = static_cast<double>(cap) * std::tanh(changed / static_cast<double>(cap));
-          if (changed_.alibi) changed -= static_cast<double>(slopes_[h]) * std::fabs(static_cast<double>(t - s));
-          score[static_cast<std::size_t>(s)] = changed;
-          largest = std::max(largest, changed);
-          magnitude = std::max({magnitude, absolute / 8, std::fabs(changed)});
-        }
-        for (double& s : score) sum += s = std::exp(s - largest);
-        for (std::int64_t d = 0; d < dim; ++d) {
-          double expected = 0;
-          for (std::int64_t s = 0; s < length; ++s)
-            expected += score[static_cast<std::size_t>(s)] * static_cast<double>(row(value_, h, s)[d]);
-          result.take(row(out_, h, t)[d], expected / sum, most * (2e-6 + 0x1p-22 * magnitude) + 2.4e-38);
-        }
-      }
-    return result;
-  }
-
-  void evict() const override {
-    for (const AlignedArray* array : {&query_, &key_, &value_, &out_})
-      bench::evict(array->data(), array->size() * sizeof(float));
-  }
-  double flops() const override { return 4.0 * static_cast<double>(heads * length * length * dim); }
-  double bytes() const override { return 16.0 * static_cast<double>(out_.size()); }
-
- private:
-  static constexpr std::int64_t length = 1024;
-  static constexpr float cap = 3.0f;
-
-  static AlignedArray operand(std::uint64_t seed) {
-    AlignedArray array(static_cast<std::size_t>(heads * length * dim));
-    array.fill_random(seed);
-    return array;
-  }
-  const float* row(const AlignedArray& array, std::int64_t h, std::int64_t t) const {
-    return array.data() + (h * length + t) * dim;
-  }
-
-  Changed changed_;
-  AlignedArray query_, key_, value_, out_;
-  float slopes_[heads] = {};
-#if defined(POLYHEAD_BENCH_SCORE_MODS)
-  const Alibi alibi_ = {slopes_, 0};
-  const Softcap softcap_ = {cap};
-#endif
-  std::unique_ptr<AttentionPlan> plan_;
-  AttentionInputs inputs_;
-};
-
-constexpr Changed changed_cases[] = {
-    {"masks/plain-1024", false, false, false},         {"masks/alibi-1024", true, false, false},
-    {"masks/softcap-1024", false, true, false},
-#if defined(POLYHEAD_BENCH_SCORE_MODS)
-    {"masks/alibi-score-mod-1024", true, false, true}, {"masks/softcap-score-mod-1024", false, true, true},
-#endif
-};
-
 const std::vector<Masked>& masked_cases() {
   static const std::vector<Masked> cases = [] {
     const std::vector<std::int64_t> uneven = uneven_lengths(64);
@@ -313,6 +234,10 @@ const std::vector<Masked>& masked_cases() {
     all.push_back({"masks/dense-4096", 4096, {4096}, Mask::none()});
     all.push_back({"masks/causal-4096", 4096, {4096}, Mask::causal(Causal::top_left)});
     all.push_back({"masks/quarter-of-blocks-4096", 4096, {4096}, Mask::blocks(block, block)});
+    all.push_back({"masks/window-256-16384", 16384, {16384}, Mask::causal(Causal::top_left) & Mask::window(256, 0)});
+    all.push_back({"masks/prefix-4096", 4096, {4096}, Mask::causal(Causal::top_left) & Mask::prefix()});
+    all.push_back({"masks/scattered-segments-4096", 4096, {4096}, Mask::segments(), true});
+    all.push_back({"masks/pages-4096", 4096, {4096}, Mask::key_lengths(), false, true});
     all.push_back({"masks/documents-64", total, uneven, Mask::segments()});
     all.push_back({"masks/packed-64", total, uneven, Mask::packed()});
     all.push_back({"masks/packed-causal-64", total, uneven, Mask::packed() & Mask::causal(Causal::bottom_right)});
@@ -331,12 +256,6 @@ void register_masks(const SuiteOptions& options) {
         if (too_slow(isa, 4.0 * static_cast<double>(heads * dim) * total * total)) continue;
         register_case(options, {masked.name, isa, threads, [&masked, isa, threads] {
                                   return std::make_unique<MaskCase>(masked, make_runtime(isa, threads));
-                                }});
-      }
-      for (const Changed& changed : changed_cases) {
-        if (too_slow(isa, 4.0 * static_cast<double>(heads * dim) * 1024 * 1024)) continue;
-        register_case(options, {changed.name, isa, threads, [&changed, isa, threads] {
-                                  return std::make_unique<ChangeCase>(changed, make_runtime(isa, threads));
                                 }});
       }
       register_case(options, {"masks/merge-4096", isa, threads,

@@ -54,6 +54,7 @@ void register_attention(const SuiteOptions& options);
 void register_decode(const SuiteOptions& options);
 void register_caches(const SuiteOptions& options);
 void register_masks(const SuiteOptions& options);
+void register_score_changes(const SuiteOptions& options);
 void register_layers(const SuiteOptions& options);
 void register_task_graph(const SuiteOptions& options);
 // Plugins' engines on the attention workloads that they serve, warm, each call in turn with one of ours on the first
