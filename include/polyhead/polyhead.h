@@ -342,7 +342,8 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_run(const polyhead_atten
                                                             const polyhead_attention_inputs* inputs,
                                                             const polyhead_run_options* options);
 POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_workspace_bytes(const polyhead_attention_plan* plan, size_t* bytes);
-/* For people: the kernel and why it was chosen, blocks, tiles skipped, work items, workspace. */
+/* For people: the kernel and why it was chosen, blocks, tiles skipped, work items, workspace. A score_mod with a context, which
+ * must be there, has its classifier asked about at most 65,536 tiles of the largest run, for the time expected. */
 POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_explain(const polyhead_attention_plan* plan, char* buffer,
                                                                 size_t capacity, size_t* length);
 

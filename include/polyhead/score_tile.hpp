@@ -74,8 +74,8 @@ struct ScoreFunctions {
 struct ScoreMod {
   const char* name = "score_mod";  // for AttentionPlan::explain(), which plans copy it for
   ScoreFunctions functions;
-  // Optional. Asked before a tile is computed, about ranges as kernels cut them. It must speak the truth: what it calls skip is
-  // not computed, as if the function had made it -inf.
+  // Optional. Asked before a tile is computed, about ranges as kernels cut them; and by AttentionPlan::explain(), where context
+  // is not null. It must speak the truth: what it calls skip is not computed, as if the function had made it -inf.
   TileClassifier classify = nullptr;
   void* context = nullptr;  // handed to both functions
 

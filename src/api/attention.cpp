@@ -49,11 +49,11 @@ const AttentionSpec& AttentionPlan::spec() const noexcept {
 }
 
 std::string AttentionPlan::explain() const {
-  return api::entry([&] { return plan::to_text(state_->plan().explanation()); });
+  return api::entry([&] { return plan::to_text(state_->explanation()); });
 }
 
 std::string AttentionPlan::explain_json() const {
-  return api::entry([&] { return plan::to_json(state_->plan().explanation()); });
+  return api::entry([&] { return plan::to_json(state_->explanation()); });
 }
 
 namespace {

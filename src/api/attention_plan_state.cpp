@@ -149,6 +149,14 @@ void AttentionPlanState::run(const AttentionInputs& inputs, const RunOptions& op
   if (out_is_packed) copy_tensor(plan_.scheduler(), out, inputs.out);
 }
 
+plan::Explanation AttentionPlanState::explanation() const {
+  ScoreModRun score_mod(spec_.score_mod, nullptr, isa_);
+  const bool asks = spec_.score_mod.classify && spec_.score_mod.context;
+  const plan::Explanation told = plan_.explanation(asks ? score_mod.for_kernel() : nullptr);
+  score_mod.rethrow();
+  return told;
+}
+
 void AttentionPlanState::run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
                                      const dispatch::KernelTable& kernels, void* context) const {
   if (!inputs.block_table.empty()) {

@@ -28,6 +28,8 @@ class AttentionPlanState {
 
   const AttentionSpec& spec() const noexcept { return spec_; }
   const plan::AttentionPlan& plan() const noexcept { return plan_; }
+  // A classifier without a context may be one whose context comes with a run, and is not asked.
+  plan::Explanation explanation() const;
 
  private:
   // Shapes against the spec and each other; returns the tensors' shape.

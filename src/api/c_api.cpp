@@ -279,9 +279,10 @@ polyhead::ScoreMod to_score_mod(const polyhead_score_mod* given, CScoreMod* stor
   return storage->view();
 }
 
-// The context of a run's own: null, or a score modification of the plan's with it.
+// The context of a run: a score modification, the plan's or, with a context of the run's own, a copy of it.
 void* to_score_mod_context(const polyhead_attention_plan& plan, void* context, CScoreMod* storage) {
-  if (context == nullptr || plan.score_mod == nullptr) return context;
+  if (plan.score_mod == nullptr) return context;
+  if (context == nullptr) return plan.score_mod.get();
   *storage = *plan.score_mod;
   storage->set_context(context);
   return storage;
@@ -507,6 +508,8 @@ polyhead_status polyhead_attention_plan_create(const polyhead_runtime* runtime, 
     result.relative_bias = to_relative_bias(spec.relative_bias);
     auto score_mod = std::make_unique<CScoreMod>();
     result.score_mod = to_score_mod(spec.score_mod, score_mod.get());
+    // Known by the plan as what it is: one that may come with a run. Runs name the score modification themselves.
+    if (!score_mod->has_context()) result.score_mod.context = nullptr;
     if (spec.has_key_dtype != 0) result.key_dtype = to_dtype(spec.key_dtype, "spec", "key_dtype");
     if (spec.has_out_dtype != 0) result.out_dtype = to_dtype(spec.out_dtype, "spec", "out_dtype");
     hand_out(plan, polyhead::AttentionPlan(result, runtime->value));

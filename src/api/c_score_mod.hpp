@@ -26,6 +26,7 @@ class CScoreMod {
   explicit CScoreMod(const polyhead_score_mod& mod) : mod_(mod) {}
 
   void set_context(void* context) noexcept { mod_.context = context; }
+  bool has_context() const noexcept { return mod_.context != nullptr; }
 
   ScoreMod view() noexcept {
     ScoreMod result;

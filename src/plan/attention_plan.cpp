@@ -8,6 +8,7 @@
 #include "dispatch/cpu_features.hpp"
 #include "dispatch/select_isa.hpp"
 #include "plan/sequence_run.hpp"
+#include "plan/tile_counts.hpp"
 #include "platform/rounding.hpp"
 #include "polyhead/error.hpp"
 
@@ -25,6 +26,8 @@ constexpr std::int64_t query_blocks_per_piece = 4;
 constexpr std::int64_t enough_pieces = 64;
 // With so many heads a thread, the last of them leaves little for others to wait for.
 constexpr std::int64_t heads_per_thread = 16;
+// A caller's classifier is asked about so many tiles for an explanation: about a millisecond of a compiled one.
+constexpr std::int64_t most_questions = 65536;
 
 AttentionOperands structure_only(const AttentionShape& shape, const Mask& mask) {
   // For estimates before there are operands: every sequence at its longest, offsets at 0.
@@ -260,38 +263,44 @@ void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& oper
 
 // Tiles of the largest shape, by structure.
 void AttentionPlan::count_tiles(Explanation& told) const {
-  const AttentionOperands operands = structure_only(maximum_, mask_);
-  std::int64_t counts[3] = {};
-  const std::int64_t row_block = choice_.kernel->row_block, key_block = choice_.kernel->key_block, group = maximum_.group();
-  const KeyRange limits = key_range(operands, 0, 0, 0);
-  const bool every_score = !changes_of_every_score().empty();
-  for (std::int64_t row = 0; row < maximum_.rows(); row += row_block) {
-    const std::int64_t first = row / group, last = (std::min(row + row_block, maximum_.rows()) - 1) / group;
-    // Within one row block the classes follow one another, so only the partial ones need a look each.
-    const KeyRange keys = key_range(operands, 0, row, std::min(row + row_block, maximum_.rows()));
-    const std::int64_t tiles = divide_up(maximum_.key_length, key_block);
-    if (keys.begin >= keys.end) {
-      counts[0] += tiles;
-      continue;
-    }
-    const std::int64_t from = keys.begin / key_block, to = divide_up(keys.end, key_block);
-    counts[0] += tiles - (to - from);
-    for (std::int64_t tile = from; tile < to; ++tile) {
-      const auto kind =
-          simd::classify_tile(first, last, tile * key_block, std::min((tile + 1) * key_block, maximum_.key_length),
-                              limits.visible_begin, limits.visible_end);
-      ++counts[static_cast<int>(every_score ? simd::TileClass::partial : kind)];
-    }
-  }
-  const std::int64_t heads = maximum_.batch * maximum_.kv_heads;
-  told.tiles_skipped = counts[0] * heads;
-  told.tiles_full = counts[1] * heads;
-  told.tiles_partial = counts[2] * heads;
+  TileCounts counts = plan::count_tiles(choice_, structure_only(maximum_, mask_));
+  if (!changes_of_every_score().empty()) counts = {counts.skipped, 0, counts.computed()};
+  told.tiles_skipped = counts.skipped;
+  told.tiles_full = counts.full;
+  told.tiles_partial = counts.partial;
   if (by_sequences_) {
     told.tiles_at_run_time = "what a run brings skips more";
   } else if (mask_.has_key_lengths) {
     told.tiles_at_run_time = "key lengths skip more at run time";
+  } else if (mask_.has_offsets) {
+    told.tiles_at_run_time = "offsets, here 0, are a run's";
   }
+}
+
+// What the caller's classifier skips takes no time, as far as it can be known before a run.
+void AttentionPlan::ask_classifier(const simd::ScoreMod* mod, Explanation& told) const {
+  if (!changes_.mod_classifies) return;
+  if (by_sequences_) {
+    told.mod_not_asked = "tiles are cut at run time";
+    return;
+  }
+  if (!mod) {
+    told.mod_not_asked = "its context is a run's";
+    return;
+  }
+  const auto counts = plan::ask_classifier(choice_, structure_only(maximum_, mask_), *mod, most_questions);
+  if (!counts) {
+    told.mod_not_asked = "more than " + std::to_string(most_questions) + " tiles";
+    return;
+  }
+  told.mod_tiles_skipped = counts->skipped;
+  told.mod_tiles_full = counts->full;
+  told.mod_tiles_partial = counts->partial;
+  const std::int64_t asked = counts->skipped + counts->computed();
+  if (asked == 0) return;
+  const double share = static_cast<double>(counts->computed()) / static_cast<double>(asked);
+  told.one_thread_ms *= share;
+  told.expected_ms *= share;
 }
 
 // What takes a pass over the scores of every tile that is computed.
@@ -345,7 +354,7 @@ std::vector<std::string> AttentionPlan::why_not_faster(const Explanation& told) 
   return why;
 }
 
-Explanation AttentionPlan::explanation() const {
+Explanation AttentionPlan::explanation(const simd::ScoreMod* mod) const {
   Explanation told;
   told.kernel = choice_.kernel->name;
   told.reason = choice_.reason;
@@ -395,6 +404,7 @@ Explanation AttentionPlan::explanation() const {
   told.softcap = changes_.softcap;
   told.score_mod = changes_.mod;
   told.score_mod_classifies = changes_.mod_classifies;
+  ask_classifier(mod, told);
   told.alibi = changes_.alibi;
   told.sink = changes_.sink;
   told.relative_bias = changes_.relative_bias;

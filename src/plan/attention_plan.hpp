@@ -76,13 +76,15 @@ class AttentionPlan {
   std::size_t workspace_bytes() const noexcept { return workspace_bytes_; }
   const MaskRoom& mask_room() const noexcept { return mask_room_; }  // of a run's operands
   graph::Scheduler& scheduler() const noexcept { return *scheduler_; }
-  Explanation explanation() const;
+  // `mod`: the caller's own function with a classifier to ask; null: none, or it cannot be asked before a run.
+  Explanation explanation(const simd::ScoreMod* mod) const;
 
  private:
   struct Run;
   void run_piece(const Run& run, std::int64_t piece, char* scratch) const;
   double estimate_ns(const AttentionOperands& operands) const;
   void count_tiles(Explanation& told) const;
+  void ask_classifier(const simd::ScoreMod* mod, Explanation& told) const;
   std::vector<std::string> changes_of_every_score() const;
   std::vector<std::string> why_not_faster(const Explanation& told) const;
 

@@ -231,9 +231,10 @@ void run_kernel(const simd::AttentionKernel& kernel, const AttentionOperands& o,
   kernel.run(args);
 }
 
-// Whether query t sees keys by the prefix, beyond the causal diagonal.
+// Whether query t sees keys by the prefix, beyond the causal diagonal. Without a prefix none does, also where the diagonal lies
+// before the first key.
 bool sees_prefix(const AttentionOperands& o, const Sequence& sequence, std::int64_t t) {
-  return o.mask.causality != Causal::none && t + sequence.offset + 1 < sequence.prefix;
+  return sequence.prefix > 0 && o.mask.causality != Causal::none && t + sequence.offset + 1 < sequence.prefix;
 }
 
 // The keys that queries [first, last] of a sequence may see by structure; all of them or none see the prefix.

@@ -118,6 +118,12 @@ std::string to_text(const Explanation& e) {
   if (!e.score_mod.empty()) {
     text += "score_mod    " + e.score_mod + ", the caller's own function, on every tile" +
             (e.score_mod_classifies ? " that its classifier does not skip at run time\n" : "; it classes no tiles\n");
+    if (e.score_mod_classifies && e.mod_not_asked.empty()) {
+      add("             of these its classifier skips %lld; %lld are full, %lld partial; the times above know it\n",
+          number(e.mod_tiles_skipped), number(e.mod_tiles_full), number(e.mod_tiles_partial));
+    } else if (e.score_mod_classifies) {
+      text += "             its classifier is not counted: " + e.mod_not_asked + "\n";
+    }
   }
   if (e.alibi) text += "ALiBi        a slope a query head\n";
   if (e.relative_bias.kind == RelativeBias::Kind::t5) {
@@ -133,7 +139,8 @@ std::string to_text(const Explanation& e) {
 }
 
 std::string to_json(const Explanation& e) {
-  JsonWriter rest('{'), score_mod('{'), shape('{'), splits('{'), tiles('{'), work('{'), not_faster('['), all('{');
+  JsonWriter rest('{'), score_mod('{'), mod_tiles('{'), shape('{'), splits('{'), tiles('{'), work('{'), not_faster('['),
+      all('{');
   shape.add("batch", e.batch).add("heads", e.heads).add("kv_heads", e.kv_heads).add("query_length", e.query_length);
   shape.add("key_length", e.key_length).add("head_dim", e.head_dim).add("value_dim", e.value_dim);
   splits.add("keys", e.key_split).add("run", e.splits_run);
@@ -154,6 +161,9 @@ std::string to_json(const Explanation& e) {
   all.add("threads", e.threads).add("runs_inline", e.runs_inline).add("one_thread_ms", e.one_thread_ms);
   all.add("expected_ms", e.expected_ms).add("scale", e.scale).add("softcap", e.softcap).add("alibi", e.alibi);
   score_mod.add("name", e.score_mod).add("classifies_tiles", e.score_mod_classifies);
+  mod_tiles.add("skipped", e.mod_tiles_skipped).add("full", e.mod_tiles_full).add("partial", e.mod_tiles_partial);
+  score_mod.raw("tiles", e.score_mod_classifies && e.mod_not_asked.empty() ? mod_tiles.done() : "null");
+  score_mod.add("not_counted", e.mod_not_asked);
   all.raw("score_mod", e.score_mod.empty() ? "null" : score_mod.done());
   all.add("sink", e.sink).raw("relative_bias", relative_bias_json(e.relative_bias)).raw("not_faster", not_faster.done());
   all.add("workspace_bytes", static_cast<std::int64_t>(e.workspace_bytes));

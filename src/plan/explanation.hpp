@@ -32,6 +32,9 @@ struct Explanation {
   double scale = 1, softcap = 0;
   std::string score_mod;  // the caller's own function's name; empty: none
   bool score_mod_classifies = false;
+  // Of the tiles that structure does not skip, as its classifier has them; or why it was not asked.
+  std::int64_t mod_tiles_skipped = 0, mod_tiles_full = 0, mod_tiles_partial = 0;
+  std::string mod_not_asked;
   bool alibi = false, sink = false;
   RelativeBias relative_bias{};
   std::size_t workspace_bytes = 0;

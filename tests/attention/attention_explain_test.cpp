@@ -1,9 +1,12 @@
 // What a plan says about itself: valid JSON, the same facts as the text, and the facts themselves.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dispatch/kernel_table.hpp"
@@ -115,6 +118,202 @@ TEST_P(ExplainTest, TilesAreCountedByTheMasksStructure) {
   EXPECT_GT(number(causal, "partial"), 0);
   EXPECT_GT(number(tiles(Mask::window(64, 0)), "skipped"), 0.7 * all);
   EXPECT_EQ(number(tiles(Mask::bias()), "partial"), all);
+}
+
+// Whether query t of T may see key s of S, by causal alignment and window as docs/semantics.md has them.
+bool sees(const Mask& mask, std::int64_t T, std::int64_t S, std::int64_t t, std::int64_t s) {
+  const std::int64_t at = t + (mask.causality == Causal::bottom_right ? S - T : 0);
+  if (mask.causality != Causal::none && s > at) return false;
+  if (mask.window_left != Mask::unbounded && s < at - mask.window_left) return false;
+  return mask.window_right == Mask::unbounded || s <= at + mask.window_right;
+}
+
+// Shapes with as many, fewer and more queries than keys: aligned bottom-right, the first of these see none. Heads of at most 48
+// numbers have smaller blocks of keys in decoding kernels than these have at large; and kernels begin at multiples of four
+// keys.
+std::vector<AttentionSpec> structured_specs() {
+  const Mask masks[] = {Mask::none(),
+                        Mask::causal(Causal::top_left),
+                        Mask::causal(Causal::bottom_right),
+                        Mask::causal(Causal::bottom_right) & Mask::window(40, 0),
+                        Mask::causal(Causal::bottom_right) & Mask::window(0, 0),
+                        Mask::window(30, 9),
+                        Mask::window(Mask::unbounded, 200)};
+  std::vector<AttentionSpec> specs;
+  for (const Mask& mask : masks)
+    for (const auto& [query_length, key_length] : {std::pair<std::int64_t, std::int64_t>(300, 100),
+                                                   {700, 300},
+                                                   {100, 300},
+                                                   {260, 260},
+                                                   {1, 500},
+                                                   {5, 600},
+                                                   {500, 4},
+                                                   {64, 0}})
+      for (const std::int64_t kv_heads : {4, 2, 1}) {
+        specs.push_back(f32_spec(2, 4, kv_heads, query_length, key_length, 72, mask));
+      }
+  return specs;
+}
+
+std::string describe(const AttentionSpec& spec) {
+  return std::to_string(spec.query_length) + " x " + std::to_string(spec.key_length) + ", kv heads " +
+         std::to_string(spec.kv_heads) + ", mask " + testing::describe(spec.mask);
+}
+
+TEST_P(ExplainTest, TilesAreWhatTheMaskSaysOfTheirPairs) {
+  const simd::AttentionKernel* const rest =
+      dispatch::attention_kernels(dispatch::kernel_table(runtime().isa()), DType::f32).decode;
+  std::int64_t with_rest = 0, with_blind_rows = 0;
+  for (const AttentionSpec& spec : structured_specs()) {
+    const Json told = explained(spec);
+    const std::int64_t T = spec.query_length, S = spec.key_length, group = spec.heads / spec.kv_heads, rows = T * group;
+    const std::int64_t rest_rows = told.at("rest_kernel").is_null() ? 0 : told.at("rest_kernel").at("rows").get<std::int64_t>();
+    std::int64_t skipped = 0, full = 0, partial = 0;
+    const auto count = [&](std::int64_t row_begin, std::int64_t row_end, std::int64_t row_block, std::int64_t key_block) {
+      for (std::int64_t row = row_begin; row < row_end; row += row_block)
+        for (std::int64_t key = 0; key < S; key += key_block) {
+          std::int64_t seen = 0, pairs = 0;
+          for (std::int64_t r = row; r < std::min(row + row_block, row_end); ++r)
+            for (std::int64_t s = key; s < std::min(key + key_block, S); ++s) {
+              seen += sees(spec.mask, T, S, r / group, s) ? 1 : 0;
+              ++pairs;
+            }
+          ++(seen == 0 ? skipped : seen == pairs ? full : partial);
+        }
+    };
+    count(0, rows - rest_rows, told.at("tiles").at("rows"), told.at("tiles").at("keys"));
+    count(rows - rest_rows, rows, rest->row_block, rest->key_block);
+    const std::int64_t heads = spec.batch * spec.kv_heads;
+    EXPECT_EQ(told.at("tiles").at("skipped"), skipped * heads) << describe(spec);
+    EXPECT_EQ(told.at("tiles").at("full"), full * heads) << describe(spec);
+    EXPECT_EQ(told.at("tiles").at("partial"), partial * heads) << describe(spec);
+    with_rest += rest_rows > 0 ? 1 : 0;
+    with_blind_rows += S > 0 && !sees(spec.mask, T, S, 0, 0) && T > S ? 1 : 0;
+  }
+  EXPECT_GT(with_blind_rows, 0);
+  if (runtime().isa() == Isa::avx512 || runtime().isa() == Isa::avx2) {
+    EXPECT_GT(with_rest, 0) << "no shape has a rest kernel";
+  }
+}
+
+// A score modification that changes nothing, and counts what it is asked.
+struct Counts {
+  std::int64_t changed = 0, skipped = 0, full = 0, partial = 0;
+};
+ScoreMod counting_mod(Counts* counts) {
+  ScoreMod mod;
+  mod.name = "counting";
+  mod.functions.baseline = [](const ScoreTile&, void* context) { ++static_cast<Counts*>(context)->changed; };
+  mod.context = counts;
+  return mod;
+}
+
+// Pairs of queries and keys in one half of a sequence of 336 see each other.
+ScoreMod halves_mod(Counts* counts) {
+  ScoreMod mod = counting_mod(counts);
+  mod.classify = [](const ScoreRange& range, void* context) {
+    Counts& into = *static_cast<Counts*>(context);
+    const bool low_queries = range.query_end <= 168, high_queries = range.query_begin >= 168;
+    const bool low_keys = range.key_end <= 168, high_keys = range.key_begin >= 168;
+    if ((low_queries && high_keys) || (high_queries && low_keys)) return ++into.skipped, TileClass::skip;
+    if ((low_queries && low_keys) || (high_queries && high_keys)) return ++into.full, TileClass::full;
+    return ++into.partial, TileClass::partial;
+  };
+  return mod;
+}
+
+// Kernels compute the tiles that are counted as such, no more and no fewer. The scalar ones go by rows; the others share few
+// last rows evenly between two blocks, which may have a tile more or less than a whole one and a small one.
+TEST_P(ExplainTest, KernelsComputeTheTilesThatAreNotSkipped) {
+  if (runtime().isa() == Isa::reference) return;
+  Random random(90);
+  std::int64_t compared = 0;
+  for (AttentionSpec spec : structured_specs()) {
+    Counts counts;
+    spec.score_mod = counting_mod(&counts);
+    const AttentionPlan plan(spec, runtime(1));
+    const Json told = Json::parse(plan.explain_json()), tiles = told.at("tiles");
+    const std::int64_t block = tiles.at("rows"), rows = spec.query_length * spec.heads / spec.kv_heads;
+    const std::int64_t last = told.at("rest_kernel").is_null() ? rows % block : 0;
+    if (rows > block && last > 0 && last <= block / 2) continue;
+    ++compared;
+    plan.run(make_case(spec, random).inputs());
+    EXPECT_EQ(tiles.at("full"), 0) << describe(spec);
+    EXPECT_EQ(tiles.at("partial"), counts.changed) << describe(spec);
+  }
+  EXPECT_GT(compared, 50);
+}
+
+TEST_P(ExplainTest, WhatAClassifierSkipsTakesNoTime) {
+  Random random(91);
+  for (const Mask& mask : {Mask::none(), Mask::causal(Causal::top_left), Mask::window(200, 100)})
+    for (const std::int64_t kv_heads : {4, 1}) {
+      AttentionSpec spec = f32_spec(2, 4, kv_heads, 336, 336, 32, mask);
+      Counts counts;
+      spec.score_mod = counting_mod(&counts);
+      const Json without = explained(spec);
+      EXPECT_FALSE(without.at("score_mod").at("classifies_tiles").get<bool>());
+      EXPECT_TRUE(without.at("score_mod").at("tiles").is_null());
+      EXPECT_EQ(without.at("score_mod").at("not_counted"), "");
+      spec.score_mod = halves_mod(&counts);
+      const AttentionPlan plan(spec, runtime(1));
+      const Json told = Json::parse(plan.explain_json());
+      const Json& tiles = told.at("score_mod").at("tiles");
+      const Counts asked = counts;
+      EXPECT_EQ(tiles.at("skipped"), asked.skipped);
+      EXPECT_EQ(tiles.at("full"), asked.full);
+      EXPECT_EQ(tiles.at("partial"), asked.partial);
+      EXPECT_GT(asked.skipped, 0) << describe(spec);
+      EXPECT_EQ(asked.changed, 0) << "the function itself was called";
+      const std::int64_t all = asked.skipped + asked.full + asked.partial;
+      EXPECT_EQ(told.at("tiles").at("partial"), all) << "these are by structure";
+      const double share = static_cast<double>(asked.full + asked.partial) / static_cast<double>(all);
+      EXPECT_NEAR(told.at("expected_ms").get<double>(), share * without.at("expected_ms").get<double>(),
+                  1e-6 * without.at("expected_ms").get<double>());
+      EXPECT_NE(plan.explain().find("its classifier skips " + std::to_string(asked.skipped)), std::string::npos)
+          << plan.explain();
+      if (runtime().isa() == Isa::reference) continue;
+      counts = Counts();
+      plan.run(make_case(spec, random).inputs());
+      EXPECT_EQ(counts.skipped, asked.skipped) << describe(spec);
+      EXPECT_EQ(counts.full, asked.full) << describe(spec);
+      EXPECT_EQ(counts.partial, asked.partial) << describe(spec);
+      EXPECT_EQ(counts.changed, asked.full + asked.partial) << describe(spec);
+    }
+}
+
+TEST_P(ExplainTest, AClassifierThatCannotBeAskedIsNotCounted) {
+  Counts counts;
+  AttentionSpec spec = f32_spec(1, 4, 4, 336, 336, 32);
+  const auto reason = [&] {
+    counts = Counts();
+    const AttentionPlan plan(spec, runtime());
+    const Json told = Json::parse(plan.explain_json()).at("score_mod");
+    EXPECT_TRUE(told.at("tiles").is_null());
+    EXPECT_EQ(counts.skipped + counts.full + counts.partial, 0) << "it was asked";
+    const std::string text = told.at("not_counted").get<std::string>();
+    EXPECT_NE(plan.explain().find("its classifier is not counted: " + text + "\n"), std::string::npos) << plan.explain();
+    return text;
+  };
+  spec.score_mod = halves_mod(&counts);
+  spec.score_mod.context = nullptr;
+  EXPECT_EQ(reason(), "its context is a run's");
+  spec.score_mod = halves_mod(&counts);
+  spec.mask = Mask::packed();
+  EXPECT_EQ(reason(), "tiles are cut at run time");
+  spec.mask = Mask::none();
+  spec.query_length = spec.key_length = 40000;
+  EXPECT_EQ(reason(), "more than 65536 tiles");
+}
+
+TEST_P(ExplainTest, WhatAClassifierThrowsReachesTheCaller) {
+  AttentionSpec spec = f32_spec(1, 4, 4, 336, 336, 32);
+  Counts counts;
+  spec.score_mod = halves_mod(&counts);
+  spec.score_mod.classify = [](const ScoreRange&, void*) -> TileClass { throw std::domain_error("on purpose"); };
+  const AttentionPlan plan(spec, runtime());
+  EXPECT_THROW(plan.explain(), std::domain_error);
+  EXPECT_THROW(plan.explain_json(), std::domain_error);
 }
 
 TEST_P(ExplainTest, SaysWhatKeepsItFromSomethingFaster) {

@@ -139,6 +139,24 @@ static void test_score_mod(const polyhead_runtime* runtime) {
   own.status = POLYHEAD_OK;
   SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, NULL));
   CHECK(worst_error(&p, slope) < 4e-6);
+
+  /* An explanation asks the classifier, but where the context comes with a run. */
+  own.kind = POLYHEAD_TILE_SKIP;
+  SUCCEEDS(polyhead_attention_plan_explain(plan, text, sizeof(text), NULL));
+  CHECK(strstr(text, "of these its classifier skips") != NULL);
+  own.kind = 7;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "score_mod.classify returned 7",
+        polyhead_attention_plan_explain(plan, text, sizeof(text), NULL));
+  own.kind = POLYHEAD_TILE_PARTIAL;
+  polyhead_attention_plan_destroy(plan);
+  mod.context = NULL;
+  SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
+  SUCCEEDS(polyhead_attention_plan_explain(plan, text, sizeof(text), NULL));
+  CHECK(strstr(text, "its classifier is not counted: its context is a run's") != NULL);
+  p.inputs.score_mod_context = &another;
+  SUCCEEDS(polyhead_attention_plan_run(plan, &p.inputs, NULL));
+  CHECK(worst_error(&p, other) < 4e-6);
+  p.inputs.score_mod_context = NULL;
   polyhead_attention_plan_destroy(plan);
 
   mod.function = NULL;

@@ -1,0 +1,104 @@
+#include "plan/tile_counts.hpp"
+
+#include <algorithm>
+
+#include "platform/rounding.hpp"
+
+namespace polyhead::plan {
+namespace {
+
+// Rows [begin, end) of a kv head that fill a kernel's registers together, and the keys that one of them sees.
+struct Rows {
+  const simd::AttentionKernel* kernel;
+  std::int64_t begin, end;
+  KeyRange keys;
+};
+
+// Of one kv head.
+template <typename Function>
+void for_each_row_block(const AttentionChoice& choice, const AttentionOperands& operands, const Function& function) {
+  const std::int64_t rows = operands.shape.rows(), cut = choice.rest_kernel ? choice.rest_begin : rows;
+  const auto of_kernel = [&](const simd::AttentionKernel* kernel, std::int64_t begin, std::int64_t end) {
+    for (; begin < end; begin += kernel->row_block) {
+      const std::int64_t block_end = std::min(begin + kernel->row_block, end);
+      function(Rows{kernel, begin, block_end, key_range(operands, 0, begin, block_end)});
+    }
+  };
+  of_kernel(choice.kernel, 0, cut);
+  if (cut < rows) of_kernel(choice.rest_kernel, cut, rows);
+}
+
+// Key blocks that one of the rows sees: [first, end).
+struct KeyBlocks {
+  std::int64_t first = 0, end = 0;
+  explicit KeyBlocks(const Rows& rows) {
+    if (rows.keys.begin >= rows.keys.end) return;
+    first = rows.keys.begin / rows.kernel->key_block;
+    end = divide_up(rows.keys.end, std::int64_t{rows.kernel->key_block});
+  }
+};
+
+}  // namespace
+
+TileCounts count_tiles(const AttentionChoice& choice, const AttentionOperands& operands) {
+  const std::int64_t keys = operands.shape.key_length, group = operands.shape.group();
+  TileCounts counts;
+  for_each_row_block(choice, operands, [&](const Rows& rows) {
+    const std::int64_t key_block = rows.kernel->key_block;
+    const KeyBlocks blocks(rows);
+    counts.skipped += divide_up(keys, key_block) - (blocks.end - blocks.first);
+    for (std::int64_t block = blocks.first; block < blocks.end; ++block) {
+      const auto kind =
+          simd::classify_tile(rows.begin / group, (rows.end - 1) / group, block * key_block,
+                              std::min((block + 1) * key_block, keys), rows.keys.visible_begin, rows.keys.visible_end);
+      ++(kind == simd::TileClass::full ? counts.full : counts.partial);
+    }
+  });
+  const std::int64_t heads = operands.shape.batch * operands.shape.kv_heads;
+  return {counts.skipped * heads, counts.full * heads, counts.partial * heads};
+}
+
+std::optional<TileCounts> ask_classifier(const AttentionChoice& choice, const AttentionOperands& operands,
+                                         const simd::ScoreMod& mod, std::int64_t most) {
+  const std::int64_t group = operands.shape.group(), heads = operands.shape.batch * operands.shape.kv_heads;
+  // Counted row block by row block, without a look at each tile: there may be millions.
+  std::int64_t tiles = 0;
+  for_each_row_block(choice, operands, [&](const Rows& rows) {
+    const KeyBlocks blocks(rows);
+    tiles += blocks.end - blocks.first;
+  });
+  if (heads > 0 && tiles > most / heads) return std::nullopt;
+  TileCounts counts;
+  for (std::int64_t head = 0; head < heads; ++head) {
+    const std::int64_t first_head = head % operands.shape.kv_heads * group;
+    for_each_row_block(choice, operands, [&](const Rows& rows) {
+      const std::int64_t key_block = rows.kernel->key_block, first = rows.begin / group, last = (rows.end - 1) / group;
+      const bool one_query = first == last;
+      simd::ScoreModRange range;
+      range.batch = head / operands.shape.kv_heads;
+      range.head_begin = first_head + (one_query ? rows.begin % group : 0);
+      range.head_end = one_query ? range.head_begin + (rows.end - rows.begin) : first_head + group;
+      range.query_begin = first;
+      range.query_end = last + 1;
+      const KeyBlocks blocks(rows);
+      for (std::int64_t block = blocks.first; block < blocks.end; ++block) {
+        range.key_begin = std::max(block * key_block, rows.keys.begin / 4 * 4);  // most kernels begin at multiples of four
+        range.key_end = std::min((block + 1) * key_block, rows.keys.end);
+        switch (mod.classify(mod.context, range)) {
+          case simd::TileClass::skip:
+            ++counts.skipped;
+            break;
+          case simd::TileClass::full:
+            ++counts.full;
+            break;
+          case simd::TileClass::partial:
+            ++counts.partial;
+            break;
+        }
+      }
+    });
+  }
+  return counts;
+}
+
+}  // namespace polyhead::plan
