@@ -63,6 +63,11 @@ HWY_INLINE void PrefetchLine(const void* address) {
   __builtin_prefetch(address, 0, 3);
 }
 
+// The same into the second-level cache, for what is wanted later than the first has room for.
+HWY_INLINE void PrefetchLineFar(const void* address) {
+  __builtin_prefetch(address, 0, 2);
+}
+
 // Moves a pointer by a stride in bytes.
 template <class T>
 HWY_INLINE T* Offset(T* pointer, std::ptrdiff_t bytes) {

@@ -77,6 +77,7 @@ static HWY_NOINLINE float MaskRow(const KeySpan& span, const RowMask& mask, floa
   const size_t lanes = hn::Lanes(df);
   const Floats minus_infinity = hn::Set(df, kMinusInfinity);
   const Ints begin = hn::Set(di, mask.begin), end = hn::Set(di, mask.end);
+  const Ints first = hn::Iota(di, 0);  // of a number that is not constant, Highway writes its lanes one by one
   Floats max = hn::Set(df, shift);
   const size_t end_vector = kShortRows ? kShortRowBlock : span.end_vector;
   for (size_t i = kShortRows ? 0 : span.first_vector; i < end_vector; i += lanes) {
@@ -88,7 +89,7 @@ static HWY_NOINLINE float MaskRow(const KeySpan& span, const RowMask& mask, floa
       const Floats excluded = hn::BitCast(df, hn::Load(di, mask.excluded + i));
       s = hn::IfThenElse(hn::MaskFromVec(excluded), minus_infinity, s);
     }
-    const Ints position = hn::Iota(di, static_cast<std::int32_t>(i));
+    const Ints position = hn::Add(first, hn::Set(di, static_cast<std::int32_t>(i)));
     s = hn::IfThenElse(hn::RebindMask(df, hn::Gt(end, position)), s, minus_infinity);
     s = hn::IfThenElse(hn::RebindMask(df, hn::Gt(begin, position)), minus_infinity, s);
     hn::Store(s, df, scores + i);
@@ -217,6 +218,7 @@ class DecodeRun {
       weight_pairs_.first = carver.Take<std::int32_t>(kRows * kStreamKeys);
       weight_pairs_.second = carver.Take<std::int32_t>(kRows * kStreamKeys);
       sum_integers_ = carver.Take<std::int32_t>(kRows * sum_words_);
+      next_rows_ = carver.Take<const T*>(kDecodeKeyBlock);
     }
     return carver.used();
   }
@@ -306,6 +308,21 @@ class DecodeRun {
     }
   }
 
+  // Asks for the scales of the next block: a few lines apart from the rows, which nothing else would bring in ahead.
+  static HWY_NOINLINE void FetchScales(const AttentionF32Args& args, std::int64_t first, std::int64_t key_end) {
+    constexpr std::int64_t kOfLine = 64 / sizeof(float);
+    const std::int64_t end = HWY_MIN(key_end, first + static_cast<std::int64_t>(kBlock));
+    while (first < end) {
+      const auto run = RunOfKeys<T>(args, first, end);
+      const ScaleRun scales = ScalesOfKeys<T>(args, first);
+      for (std::int64_t i = 0; i < run.count; i += kOfLine) {
+        PrefetchLine(scales.key + i);
+        PrefetchLine(scales.value + i);
+      }
+      first += run.count;
+    }
+  }
+
   void Keys(const AttentionF32Args& args) {
     const std::int64_t block = static_cast<std::int64_t>(kBlock);
     const std::int64_t first_seen = query_of_row_[0] + args.visible_begin;
@@ -336,10 +353,11 @@ class DecodeRun {
     if constexpr (kShortRows) {
       ComputeShortScores(args, key, value, end);
     } else {
-      ComputeScores(args, key, order);
+      ComputeScores(args, key, value, order);
     }
     if constexpr (kScaled<T>) {
       FindScales(args, first_key, end);
+      FetchScales(args, first_key + static_cast<std::int64_t>(end), key_end);
       for (size_t i = 0; i < rows_; ++i) {
         const float step = kIntegers && integers_ ? query_steps_[i] : 1.0f;
         ScaleScores<kShortRows>(span, key_scales_, step, mean_scores_[i], scores_ + i * kDecodeKeyBlock);
@@ -372,7 +390,7 @@ class DecodeRun {
       if (alpha[i] != 1.0f) ScaleSums(alpha[i], sums_ + i * sum_floats_);
     }
     if constexpr (kIntegers) {
-      if (integers_) return AddIntegerValues(value, order, columns);
+      if (integers_) return AddIntegerValues(value, order, columns, NextKeys(args, first_key, key_end));
     }
     ValueRun<T> run = {value, order.keys, order.count, scores_, sums_, sum_floats_, columns};
     if (HWY_LIKELY(!selects)) return AddValuesOfOrder(run);
@@ -401,12 +419,12 @@ class DecodeRun {
     value.apart = value_rows_;
   }
 
-  void ComputeScores(const AttentionF32Args& args, const BlockRows<T>& key, const KeyOrder& order) {
+  void ComputeScores(const AttentionF32Args& args, const BlockRows<T>& key, const BlockRows<T>& value, const KeyOrder& order) {
     if constexpr (kIntegers) {
       if (integers_) {
         const typename Tiles::Scores tile = {
             key, order.keys, query_integers_, query_words_, static_cast<size_t>(args.head_dim), scores_};
-        return Tiles::ScoresOfOrder(tile, order.count, rows_);
+        return Tiles::ScoresOfOrder(tile, order.count, rows_, {value, static_cast<size_t>(args.value_dim)});
       }
     }
     const ScoreTile<T> tile = {key, order.keys, query_, query_floats_, static_cast<size_t>(args.head_dim), scores_};
@@ -457,14 +475,32 @@ class DecodeRun {
     for (size_t e = 0; e < sum_floats_; e += hn::Lanes(df)) hn::Store(hn::Mul(factor, hn::Load(df, sums + e)), df, sums + e);
   }
 
-  void AddIntegerValues(const BlockRows<T>& value, const KeyOrder& order, size_t columns) {
+  // The keys of the next block, where it is a whole one that some row sees.
+  HWY_NOINLINE RowsAhead<T> NextKeys(const AttentionF32Args& args, std::int64_t first_key, std::int64_t key_end) const {
+    const std::int64_t first = first_key + static_cast<std::int64_t>(kBlock), end = first + static_cast<std::int64_t>(kBlock);
+    if (end > key_end || args.key_marks != nullptr) return {};
+    const size_t columns = static_cast<size_t>(args.head_dim);
+    const auto first_run = RunOfKeys<T>(args, first, end);
+    if (HWY_LIKELY(first + first_run.count == end)) return {{first_run.key, args.key_stride, nullptr}, columns};
+    for (size_t i = 0; i < kBlock;) {
+      const auto run = RunOfKeys<T>(args, first + static_cast<std::int64_t>(i), end);
+      const T* row = run.key;
+      for (const size_t run_end = i + static_cast<size_t>(run.count); i < run_end; ++i) {
+        next_rows_[i] = row;
+        row = Offset(row, args.key_stride);
+      }
+    }
+    return {{nullptr, 0, next_rows_}, columns};
+  }
+
+  void AddIntegerValues(const BlockRows<T>& value, const KeyOrder& order, size_t columns, const RowsAhead<T>& next_keys) {
     float steps[kRows];
     for (size_t i = 0; i < rows_; ++i) {
       const WeightPairs pairs = {weight_pairs_.first + i * kStreamKeys, weight_pairs_.second + i * kStreamKeys};
       steps[i] = Tiles::WriteWeights(scores_ + i * kDecodeKeyBlock, order.keys, order.count, pairs);
     }
-    const typename Tiles::Values run = {value,      order.keys, (order.count + 3) / 4, weight_pairs_, sum_integers_,
-                                        sum_words_, columns};
+    const typename Tiles::Values run = {value,   order.keys, (order.count + 3) / 4, weight_pairs_, sum_integers_, sum_words_,
+                                        columns, next_keys};
     Tiles::AddValuesOfOrder(run, rows_);
     for (size_t i = 0; i < rows_; ++i) {
       Tiles::AddSums(sum_integers_ + i * sum_words_, sum_words_, steps[i], sums_ + i * sum_floats_, sum_floats_);
@@ -634,6 +670,7 @@ class DecodeRun {
   std::int16_t* query_integers_ = nullptr;  // [row][query_words_]
   WeightPairs weight_pairs_ = {};           // [row][kStreamKeys]
   std::int32_t* sum_integers_ = nullptr;    // [row][sum_words_], 0 between key blocks
+  const T** next_rows_ = nullptr;           // of each key of the next block, see NextKeys
   float query_steps_[kRows] = {};
   float shift_[kRows] = {};
   std::int64_t query_of_row_[kRows] = {}, head_of_row_[kRows] = {};

@@ -143,6 +143,36 @@ HWY_INLINE std::int64_t PaddedColumns(std::int64_t columns) {
   return (columns + kLanes - 1) / kLanes * kLanes;
 }
 
+// c[i][j] += a[i][k] * load(j). The fewer of both operands are held in registers, the others pass through one.
+template <int kRows, int kColumns, class V, class Load>
+HWY_INLINE void MultiplyStep(const float* const (&a)[kRows], std::int64_t k, const Load& load, V (&c)[kRows][kColumns]) {
+  const GemmTag d;
+  if constexpr (kRows < kColumns) {
+    V a_row[kRows];
+    HWY_UNROLL(8)
+    for (int i = 0; i < kRows; ++i) a_row[i] = hn::Set(d, a[i][k]);
+    HWY_UNROLL(24)
+    for (int j = 0; j < kColumns; ++j) {
+      const V b_column = load(j);
+      HWY_UNROLL(8)
+      for (int i = 0; i < kRows; ++i) {
+        // What is used once may stay in memory.
+        c[i][j] = kRows == 1 ? hn::MulAdd(a_row[i], b_column, c[i][j]) : MulAddInPlace(a_row[i], b_column, c[i][j]);
+      }
+    }
+  } else {
+    V b_column[kColumns];
+    HWY_UNROLL(24)
+    for (int j = 0; j < kColumns; ++j) b_column[j] = load(j);
+    HWY_UNROLL(8)
+    for (int i = 0; i < kRows; ++i) {
+      const V a_row = hn::Set(d, a[i][k]);
+      HWY_UNROLL(24)
+      for (int j = 0; j < kColumns; ++j) c[i][j] = MulAddInPlace(a_row, b_column[j], c[i][j]);
+    }
+  }
+}
+
 template <int kRows, int kVectors, int kPanels>
 HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
   using V = hn::Vec<GemmTag>;
@@ -173,31 +203,7 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
       const auto load = [&](int j) POLYHEAD_INLINED HWY_ATTR {
         return hn::Load(d, b + s * kWidth + j / kVectors * b_panel + j % kVectors * kLanes);
       };
-      // The fewer of both operands are held in registers, the others pass through one.
-      if constexpr (kRows < kColumns) {
-        V a_row[kRows];
-        HWY_UNROLL(8)
-        for (int i = 0; i < kRows; ++i) a_row[i] = hn::Set(d, a[i][k + s]);
-        HWY_UNROLL(24)
-        for (int j = 0; j < kColumns; ++j) {
-          const V b_column = load(j);
-          HWY_UNROLL(8)
-          for (int i = 0; i < kRows; ++i) {
-            // What is used once may stay in memory.
-            c[i][j] = kRows == 1 ? hn::MulAdd(a_row[i], b_column, c[i][j]) : MulAddInPlace(a_row[i], b_column, c[i][j]);
-          }
-        }
-      } else {
-        V b_column[kColumns];
-        HWY_UNROLL(24)
-        for (int j = 0; j < kColumns; ++j) b_column[j] = load(j);
-        HWY_UNROLL(8)
-        for (int i = 0; i < kRows; ++i) {
-          const V a_row = hn::Set(d, a[i][k + s]);
-          HWY_UNROLL(24)
-          for (int j = 0; j < kColumns; ++j) c[i][j] = MulAddInPlace(a_row, b_column[j], c[i][j]);
-        }
-      }
+      MultiplyStep(a, k + s, load, c);
     }
     b += kSteps * kWidth;
     k += kSteps;

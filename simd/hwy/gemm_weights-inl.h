@@ -120,28 +120,7 @@ HWY_NOINLINE void ComputeWeightsTile(const WeightsTile& tile) {
       return W::template Load<kStep>(d, row + j / kPanelVectors * panel_stride, kPanelWidth, j % kPanelVectors * kLanes,
                                      scale[j]);
     };
-    // The fewer of both operands are held in registers, the others pass through one.
-    if constexpr (kRows < kColumns) {
-      V a_row[kRows];
-      HWY_UNROLL(8)
-      for (int i = 0; i < kRows; ++i) a_row[i] = hn::Set(d, a[i][k + kStep]);
-      HWY_UNROLL(24)
-      for (int j = 0; j < kColumns; ++j) {
-        const V b_column = load(j);
-        HWY_UNROLL(8)
-        for (int i = 0; i < kRows; ++i) c[i][j] = MulAddInPlace(a_row[i], b_column, c[i][j]);
-      }
-    } else {
-      V b_column[kColumns];
-      HWY_UNROLL(24)
-      for (int j = 0; j < kColumns; ++j) b_column[j] = load(j);
-      HWY_UNROLL(8)
-      for (int i = 0; i < kRows; ++i) {
-        const V a_row = hn::Set(d, a[i][k + kStep]);
-        HWY_UNROLL(24)
-        for (int j = 0; j < kColumns; ++j) c[i][j] = MulAddInPlace(a_row, b_column[j], c[i][j]);
-      }
-    }
+    MultiplyStep(a, k + kStep, load, c);
   };
   const auto multiply_row = [&]() POLYHEAD_INLINED HWY_ATTR {
     HWY_UNROLL(8)
@@ -170,9 +149,12 @@ HWY_NOINLINE void ComputeWeightsTile(const WeightsTile& tile) {
     HWY_UNROLL(2)
     for (int turn = 0; turn < kTurn; ++turn) multiply_row();
   }
-  if (k + W::kSteps <= k_end) {
-    next_scales();
-    multiply_row();
+  if constexpr (kTurn > 1) {
+    static_assert(kTurn == 2, "one row of words is left at most");
+    if (k + W::kSteps <= k_end) {
+      next_scales();
+      multiply_row();
+    }
   }
   if (k < k_end) {
     next_scales();

@@ -168,13 +168,13 @@ template <bool kSoftcap, bool kAlibi, bool kFromNatural = false>
 static HWY_NOINLINE void ChangeRowAs(const RowChange& change, float* HWY_RESTRICT scores, size_t begin, size_t end) {
   const FloatTag df;
   const Floats cap = hn::Set(df, change.softcap.cap), reciprocal = hn::Set(df, change.softcap.reciprocal);
-  const Floats slope = hn::Set(df, change.slope), position = hn::Set(df, change.position);
+  const Floats slope = hn::Set(df, change.slope), position = hn::Set(df, change.position), first = hn::Iota(df, 0);
   for (size_t i = begin; i < end; i += hn::Lanes(df)) {
     Floats s = hn::Load(df, scores + i);
     if (kSoftcap) s = CapScore(df, s, cap, reciprocal);
     if (kFromNatural) s = InLog2Units(df, s);
     if (kAlibi) {
-      const Floats key = hn::Iota(df, static_cast<float>(static_cast<int>(i)));
+      const Floats key = hn::Add(first, hn::Set(df, static_cast<float>(static_cast<int>(i))));
       s = TakeDistance(df, s, slope, hn::Abs(hn::Sub(position, key)));
     }
     hn::Store(s, df, scores + i);

@@ -18,7 +18,8 @@
 #if defined(POLYHEAD_HAVE_I8) && defined(POLYHEAD_HAVE_AVX512)
 namespace polyhead::simd::N_AVX3 {
 extern const AttentionKernel vnni_decode_i8;
-}
+extern const GemmKernel vnni_gemm_i8_i8;
+}  // namespace polyhead::simd::N_AVX3
 #endif
 
 namespace polyhead::dispatch {
@@ -66,14 +67,27 @@ constexpr Tables make_tables() {
 constexpr Tables tables = make_tables();
 
 #if defined(POLYHEAD_HAVE_I8)
-// No target of its own: it gives the same bits, so that what a CPU has beside AVX-512 is nothing that anybody would ask for.
-const simd::AttentionKernel* decode_i8(const KernelTable& table) {
 #if defined(POLYHEAD_HAVE_AVX512)
+// Products of integers are no target of their own: they give the same bits, so that what a CPU has beside AVX-512 is nothing
+// that anybody would ask for.
+bool multiplies_integers(const KernelTable& table) {
   static const bool has_vnni = cpu_features().supports(Isa::avx512) && cpu_features().avx512_vnni;
-  if (has_vnni && serves(Isa::avx512, table.isa)) return &simd::N_AVX3::vnni_decode_i8;
-#endif
+  return has_vnni && serves(Isa::avx512, table.isa);
+}
+const simd::AttentionKernel* decode_i8(const KernelTable& table) {
+  return multiplies_integers(table) ? &simd::N_AVX3::vnni_decode_i8 : table.decode_i8;
+}
+const simd::GemmKernel* gemm_i8_i8(const KernelTable& table) {
+  return multiplies_integers(table) ? &simd::N_AVX3::vnni_gemm_i8_i8 : table.gemm_i8_i8;
+}
+#else
+const simd::AttentionKernel* decode_i8(const KernelTable& table) {
   return table.decode_i8;
 }
+const simd::GemmKernel* gemm_i8_i8(const KernelTable& table) {
+  return table.gemm_i8_i8;
+}
+#endif
 #endif
 
 constexpr int reference_rows() {
@@ -200,7 +214,7 @@ const simd::GemmKernel& gemm_kernel(const KernelTable& table, WeightType weights
     case WeightType::int8:
       return *table.gemm_f32_i8;
     case WeightType::int8_dynamic:
-      return *table.gemm_i8_i8;
+      return *gemm_i8_i8(table);
 #endif
 #if defined(POLYHEAD_HAVE_I4)
     case WeightType::int4:

@@ -37,7 +37,7 @@ struct KernelTable {
 #endif
 #if defined(POLYHEAD_HAVE_I8)
   const simd::GemmKernel* gemm_f32_i8;
-  const simd::GemmKernel* gemm_i8_i8;  // rows are rounded as they come
+  const simd::GemmKernel* gemm_i8_i8;  // rows are rounded as they come; gemm_kernel may know a faster one with its bits
 #endif
 #if defined(POLYHEAD_HAVE_I4)
   const simd::GemmKernel* gemm_f32_i4;

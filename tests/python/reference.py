@@ -98,7 +98,8 @@ class Bert:
         self.config = json.loads((folder / "config.json").read_text())
         self.weights = {name: tensor.astype(np.float64) for name, tensor in read_safetensors(folder / "model.safetensors").items()}
 
-    def token_embeddings(self, ids):
+    def token_embeddings(self, ids, operands=None):
+        """float64 [tokens, hidden size]. `operands`, a list, gets each layer's (query, key, value), [heads, tokens, head size]."""
         weights, config = self.weights, self.config
         hidden = (
             weights["embeddings.word_embeddings.weight"][ids]
@@ -111,6 +112,8 @@ class Bert:
             query, key, value = (
                 self._split(self._linear(hidden, layer + "attention.self." + name)) for name in ("query", "key", "value")
             )
+            if operands is not None:
+                operands.append((query, key, value))
             context = attention(query, key, value).swapaxes(0, 1).reshape(hidden.shape)
             attended = self._linear(context, layer + "attention.output.dense")
             hidden = self._norm(hidden + attended, layer + "attention.output.LayerNorm")

@@ -406,6 +406,15 @@ TEST(KernelTable, CompleteForEveryBuiltTarget) {
     for (const WeightType weights : dispatch::weight_types()) {
       names[gemms.at(weights)] = dispatch::gemm_kernel(table, weights).name;
     }
+#if defined(POLYHEAD_HAVE_I8)
+    names["gemm_i8_i8"] = table.gemm_i8_i8->name;
+    const simd::GemmKernel& products = dispatch::gemm_kernel(table, WeightType::int8_dynamic);
+    const bool is_vnni = std::string(products.name) == "vnni_gemm_i8_i8_avx512";
+    const bool has_avx512 = std::string(table.gemm_i8_i8->name) == "gemm_i8_i8_avx512";
+    EXPECT_EQ(is_vnni, has_avx512 && dispatch::cpu_features().supports(Isa::avx512) && dispatch::cpu_features().avx512_vnni);
+    EXPECT_TRUE(is_vnni || &products == table.gemm_i8_i8) << products.name;
+    EXPECT_EQ(products.panel_width, table.gemm_i8_i8->panel_width) << "both read the same packed weights";
+#endif
     EXPECT_THROW(dispatch::gemm_kernel(table, static_cast<WeightType>(99)), Error);
     const bool has_fast = isa == Isa::amx;
     EXPECT_STREQ(table.fast_attention_f32->name, has_fast ? "fast_attention_f32_amx" : table.attention_f32->name);
