@@ -85,21 +85,25 @@ static inline void StoreLastOfRow(const Bf16* row, size_t columns, float* to) {
   __builtin_memcpy(to, &word, sizeof word);
 }
 
-// to[d / 2][lane] = power * row(first + lane)[d], in pairs; lanes from `rows` on repeat the last row. Exact, but for what
-// leaves the range.
+// to[d / 2][lane] = elements d and d + 1 of row(first + lane), as they are; lanes from `rows` on repeat the last row.
+HWY_INLINE void WordsToLanes(const RowMap<const Bf16>& map, std::int64_t first, size_t rows, size_t width, size_t columns,
+                             float* HWY_RESTRICT to, bool fetches_next = false) {
+  const RowMap<const float> words = {reinterpret_cast<const float*>(map.base), map.stride, map.head_stride, map.group};
+  RowsToLanes<false>(words, first, rows, width, columns / 2, 1.0f, to, fetches_next);
+  if (columns % 2 == 0) return;
+  for (size_t lane = 0; lane < width; ++lane) {
+    StoreLastOfRow(map.At(first + static_cast<std::int64_t>(HWY_MIN(lane, rows - 1))), columns,
+                   to + columns / 2 * width + lane);
+  }
+}
+
+// The same times a power of two: exact, but for what leaves the range.
 [[maybe_unused]] static HWY_NOINLINE void PairsToLanes(const RowMap<const Bf16>& map, std::int64_t first, size_t rows,
                                                        size_t width, size_t columns, float power, float* HWY_RESTRICT to,
                                                        bool fetches_next) {
   const FloatTag df;
   const WordTag du;
-  const RowMap<const float> words = {reinterpret_cast<const float*>(map.base), map.stride, map.head_stride, map.group};
-  RowsToLanes<false>(words, first, rows, width, columns / 2, 1.0f, to, fetches_next);
-  if (columns % 2 != 0) {
-    for (size_t lane = 0; lane < width; ++lane) {
-      StoreLastOfRow(map.At(first + static_cast<std::int64_t>(HWY_MIN(lane, rows - 1))), columns,
-                     to + columns / 2 * width + lane);
-    }
-  }
+  WordsToLanes(map, first, rows, width, columns, to, fetches_next);
   const Floats scale = hn::Set(df, power);
   for (size_t i = 0; i < (columns + 1) / 2 * width; i += hn::Lanes(df)) {
     const Words bits = hn::BitCast(du, hn::Load(df, to + i));

@@ -1,188 +1,82 @@
-// attention_f32 on tiles that multiply bf16: f32 operands are sums of three pieces, and six products of pieces make an f32
-// product (bf16_pieces-inl.h). For Precision::fast: two pieces, three products. The scheme is that of
-// simd/hwy/attention_f32-inl.h, transposed scores with a lane a query row, and shares its masks, its exponential and its way
-// out:
+// Attention on tiles that multiply bf16. f32 operands are sums of three pieces, and six products of pieces make an f32 product
+// (bf16_pieces-inl.h); for Precision::fast two pieces, three products. bf16 operands are one piece (attention_words-inl.h), f16
+// operands two. The scheme is that of simd/hwy/attention_f32-inl.h, transposed scores with a lane a query row, and shares its
+// masks and its way out:
 //
 //   Q' = scale * log2(e) * Q                                       32 rows a block, packed once
 //   K, V' of the keys that some block sees                         packed once for 16 blocks
 //   for each row block, for each step of 64 keys:  S = K Q'        [key][row]   tiles
-//                                                  mask, maximum, shift, P = 2^(S - m) in pieces
+//                                                  mask, shift, P = 2^(S - m) in pieces
 //                                                  O' += V' P      [e][row]     tiles
 //   out = O' / l, transposed back
 //
 // Three steps are on their way at once: the weights of one are computed in small portions between the tile products of its
 // successor's scores and of its predecessor's values. Tile operations come as a policy (tiles_amx-inl.h).
 //
-// The maximum of a step is taken before its weights, so a shift is never too small and no step is ever computed twice. Beside
-// 48 tile products a score tile, that pass costs a few hundredths.
+// Of f32 the maximum of a step is taken before its weights, so a shift is never too small and no step is ever computed twice.
+// Beside 48 tile products a score tile, that pass costs a few hundredths.
 //
-// Rows that pieces cannot serve, because their query or some key or value that they may see is out of range or not finite, are
-// computed by the plain kernel, each for itself: what a row gets depends on its own operands alone. Such keys are packed as
-// zeros, so that nothing of them reaches the other rows, which give them weight 0.
+// Of bf16 (and f16, which goes the same way) it would cost as much as a fifth of the weights, between beats, when no tile is
+// multiplied; and weights are what takes the time. So the shift is estimated (decision 021): it is the maximum of the first
+// step in which a row sees a key, and stays. Weights may be as large as f32 lets them: rounded to bf16 they lose no more than
+// others do. Each step's sums tell whether that was right: a row whose sum is above 2^40, infinite or NaN gets the step's
+// maximum for its shift and its weights again, before they are used. Nothing leaves the range unseen, since no weight is larger
+// than its sum. In a call that changes scores by position or by key the shift follows the maximum, which the pass for changes
+// and masks takes anyway. A row's shift depends on its own scores alone, whatever its block does.
+//
+// Then scale's factor in [1, 2) is multiplied in together with the shift, 2^(factor * S - m), or by a pass of its own in a call
+// that changes scores. The product is not rounded, but m is, so that the largest weight is 2 to the power of half a unit of m
+// at most: a factor that all weights of the row share and its denominator takes out again, as long as m is below 2^24.
+//
+// Below its maximum a row's largest weight would be 1 and lose nothing by rounding to bf16, which counts where few weights make
+// up a row. Below an estimated shift it loses as much as any other; so values are divided by the sum of the rounded weights,
+// which takes that out: what is left of a weight's rounding multiplies the distance of its value from the result. The other
+// sum is the lse's.
+//
+// Rows that pieces cannot serve, because their query, some key or value that they may see or their shift is out of range or not
+// finite, are computed by the plain kernel, each for itself: what a row gets depends on its own operands alone. Such keys are
+// packed as zeros, so that nothing of them reaches the other rows, which give them weight 0.
 #pragma once
+
+#include <type_traits>
 
 #include "simd/contract/attention.hpp"
 #include "simd/floating_point.hpp"
 #include "simd/hwy/attention_block-inl.h"
 #include "simd/hwy/attention_f32-inl.h"
-#include "simd/hwy/scratch.h"
 #include "simd/x86/attention_pieces-inl.h"
+#include "simd/x86/attention_steps-inl.h"
+#include "simd/x86/attention_words-inl.h"
 #include "simd/x86/tile_products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-constexpr size_t kBlockRows = kProductColumns;
-constexpr size_t kGroupKeys = 32;  // two tiles
-constexpr size_t kStepKeys = 64;
-constexpr size_t kStepGroups = kStepKeys / kGroupKeys;
-constexpr size_t kBlocksAtOnce = 16;
-constexpr size_t kPackedBytes =
-    768 * 1024;  // of K and V in pieces: with 16 row blocks they stay in a second-level cache of 2 MB
-
-// Sizes in tiles.
-template <size_t kPieces>
-struct PieceSizes {
-  size_t depths;       // of a sum over the head size
-  size_t value_pairs;  // pairs of tiles of value columns
-  PieceSizes(std::int64_t head_dim, std::int64_t value_dim)
-      : depths((static_cast<size_t>(head_dim) + kDepth - 1) / kDepth),
-        value_pairs((static_cast<size_t>(value_dim) + 31) / 32) {}
-  size_t KeyBytes() const { return 2 * depths * kPieceTileBytes<kPieces>; }  // of a group of 32 keys, and of a block's query
-  size_t ValueBytes() const { return 2 * value_pairs * kPieceTileBytes<kPieces>; }
-  // Keys that are packed at once, a multiple of the kernel's key block.
-  size_t ChunkKeys() const {
-    const size_t blocks = kPackedBytes / (KeyBytes() + ValueBytes()) * kGroupKeys / kKeyBlock;
-    return HWY_MAX(blocks, size_t{1}) * kKeyBlock;
-  }
-};
-
-// A row block with what tiles need.
-struct PieceBlock : RowBlock {
-  unsigned char* pieces;  // Q'
-  std::int32_t* apart;    // [32]: -1 for rows that the plain kernel computes
-  bool weighed;           // the denominator holds something
-};
-
-// A row block and a step of keys, on its way through three stages. Steps in turn use two sets of buffers.
-struct Step {
-  PieceBlock* block;
-  std::int64_t key;  // a multiple of kStepKeys, from the call's first key
-  size_t group_begin, group_end;
-  size_t seen_end;  // keys of the step from there on are seen by no row
-  TileMask mask;
-  size_t set;
-  bool rescales;
-};
-
-struct StepBuffers {
-  float* scores;           // [64][32]
-  unsigned char* weights;  // [2 groups][2 column tiles] PieceTiles
-  float* alpha;            // [32]
-  MaskTables mask;
-};
-
-template <size_t kPieces>
-struct TileWorkspace {
-  PieceBlock blocks[kBlocksAtOnce];
-  StepBuffers sets[2];
-  unsigned char *keys, *values;  // [group] as PackKeys leaves them
-  std::uint32_t* out_of_range;   // [group]: a bit a key
-  float* gathered;               // [32][D] and [32][E]: a group's keys and values where pages have them apart
-  float* lanes_of_rows;          // [max(D, E)][32]
-  std::int32_t* keep;            // [32]
-  float *max, *sum;              // [32]
-  float* nowhere;                // [32][32]: takes a store that has nothing to store
-  void* plain;                   // the plain kernel's scratch
-
-  size_t Place(void* memory, std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
-    const PieceSizes<kPieces> sizes(head_dim, value_dim);
-    Carver carver(memory);
-    for (PieceBlock& block : blocks) {
-      block.pieces = carver.Take<unsigned char>(sizes.KeyBytes());
-      block.sums = carver.Take<float>(sizes.value_pairs * 32 * kBlockRows);
-      block.shift = carver.Take<float>(kBlockRows);
-      block.denominator = carver.Take<float>(kBlockRows);
-      block.query_offset = carver.Take<std::int32_t>(kBlockRows);
-      block.apart = carver.Take<std::int32_t>(kBlockRows);
-    }
-    for (StepBuffers& set : sets) {
-      set.scores = carver.Take<float>(kStepKeys * kBlockRows);
-      set.weights = carver.Take<unsigned char>(kStepGroups * 2 * kPieceTileBytes<kPieces>);
-      set.alpha = carver.Take<float>(kBlockRows);
-      set.mask.Place(carver, kStepKeys, kBlockRows);
-    }
-    const size_t key_groups = (static_cast<size_t>(key_count) + kGroupKeys - 1) / kGroupKeys;
-    const size_t groups = HWY_MIN(sizes.ChunkKeys() / kGroupKeys, key_groups);
-    keys = carver.Take<unsigned char>(groups * sizes.KeyBytes());
-    values = carver.Take<unsigned char>(groups * sizes.ValueBytes());
-    out_of_range = carver.Take<std::uint32_t>(groups);
-    gathered = carver.Take<float>(static_cast<size_t>(head_dim + value_dim) * kGroupKeys);
-    lanes_of_rows = carver.Take<float>(static_cast<size_t>(HWY_MAX(head_dim, value_dim)) * kBlockRows);
-    keep = carver.Take<std::int32_t>(kBlockRows);
-    max = carver.Take<float>(kBlockRows);
-    sum = carver.Take<float>(kBlockRows);
-    nowhere = carver.Take<float>(32 * kBlockRows);
-    const size_t plain_bytes = AttentionScratchBytes<TileLimits, float>(head_dim, value_dim, key_count);
-    plain = carver.Take<unsigned char>(plain_bytes);
-    return carver.used();
-  }
-};
-
-// The weights of one step, in portions of two keys by one vector of rows.
-template <size_t kPieces>
-class WeightStream {
- public:
-  WeightStream() = default;
-  WeightStream(const Step& step, const StepBuffers& set, float* sum)
-      : scores_(set.scores),
-        weights_(set.weights),
-        shift_(step.block->shift),
-        sum_(sum),
-        next_(step.group_begin * kPortionsOfGroup),
-        end_(step.group_end * kPortionsOfGroup) {}
-
-  HWY_INLINE bool Left() const { return next_ < end_; }
-  HWY_INLINE void Next() {
-    if (!Left()) return;
-    const FloatTag df;
-    const size_t group = next_ / kPortionsOfGroup, pair = next_ % kPortionsOfGroup / kColumns;
-    const size_t column = next_ % kColumns * kFloatLanes;
-    ++next_;
-    const float* at = scores_ + (group * kGroupKeys + pair) * kBlockRows + column;
-    const Floats shift = hn::Load(df, shift_ + column);
-    const Floats a = Exp2OfDifference(df, hn::Load(df, at), shift);
-    const Floats b = Exp2OfDifference(df, hn::Load(df, at + kTileRows * kBlockRows), shift);
-    hn::Store(hn::Add(hn::Load(df, sum_ + column), hn::Add(a, b)), df, sum_ + column);
-    unsigned char* tile = weights_ + (group * 2 + column / kTileRows) * kPieceTileBytes<kPieces>;
-    StorePairs(SplitIntoPieces<kPieces>(df, a), SplitIntoPieces<kPieces>(df, b),
-               tile + pair * kTileRowBytes + column % kTileRows * 4);
-  }
-
- private:
-  static constexpr size_t kColumns = kBlockRows / kFloatLanes;
-  static constexpr size_t kPortionsOfGroup = kTileRows * kColumns;
-
-  const float* scores_ = nullptr;
-  unsigned char* weights_ = nullptr;
-  const float* shift_ = nullptr;
-  float* sum_ = nullptr;
-  size_t next_ = 0, end_ = 0;
-};
-
 // One call: its operands, and what stays the same from step to step.
-template <class Tiles, size_t kPieces>
+template <class Tiles, class Operands>
 class TileAttentionRun {
+  using T = typename Operands::T;
+  static constexpr size_t kPieces = Operands::kPieces;
+  static constexpr bool kEstimatesShift = Operands::kEstimatesShift;
+  static constexpr bool kSumsRounded = kEstimatesShift && kPieces == 1;
+  using Weights = std::conditional_t<kEstimatesShift, SpreadWeightStream<kPieces>, WeightStream<kPieces>>;
+
  public:
   explicit TileAttentionRun(const AttentionF32Args& args)
-      : args_(args), mask_(args), sizes_(args.head_dim, args.value_dim), chunk_keys_(sizes_.ChunkKeys()) {
+      : args_(args),
+        mask_(args),
+        sizes_(args.head_dim, args.value_dim),
+        chunk_keys_(sizes_.ChunkKeys()),
+        changes_scores_(args.bias || args.alibi_slopes || args.score_mod || args.softcap != 0.0) {
     space_.Place(args.scratch, args.head_dim, args.value_dim, HWY_MAX(args.key_end - args.key_begin, std::int64_t{0}));
   }
 
   void Rows() {
     tiles_.Configure();
     const float scale = ScaleOfScores(args_);
+    scale_factor_ = Operands::Factor(scale);
+    weight_factor_ = changes_scores_ ? 1.0f : scale_factor_;
     for (std::int64_t row = args_.row_begin; row < args_.row_end;) {
       size_t count = 0;
       for (; count < kBlocksAtOnce && row < args_.row_end; ++count) {
@@ -202,13 +96,17 @@ class TileAttentionRun {
     block.width = kBlockRows;
     block.query = nullptr;
     block.weighed = false;
+    block.unshifted = true;
     PlaceRows(args_, block);
     ForgetKeys(block);
-    PackQuery<kPieces>(args_, row, block.rows, scale, space_.lanes_of_rows, space_.keep, block.apart, block.pieces);
+    Operands::Query(args_, row, block.rows, scale, space_.lanes_of_rows, space_.keep, block.apart, block.pieces);
   }
 
   void Finish(PieceBlock& block) {
-    FinishBlock<float>(args_, block, space_.max);
+    if constexpr (kSumsRounded) {
+      if (block.started) DivideByRounded(block);
+    }
+    FinishBlock<T>(args_, block, space_.max);
     for (size_t lane = 0; lane < block.rows; ++lane) {
       if (HWY_LIKELY(block.apart[lane] == 0)) continue;
       const size_t first = lane;
@@ -218,7 +116,7 @@ class TileAttentionRun {
       rows.row_end = block.first_row + static_cast<std::int64_t>(lane) + 1;
       if (rows.partial) rows.partial += (rows.row_begin - args_.row_begin) * (args_.value_dim + 2);
       rows.scratch = space_.plain;
-      ComputeRows<TileLimits, float>(rows);
+      ComputeRows<TileLimits, T>(rows);
     }
   }
 
@@ -245,9 +143,9 @@ class TileAttentionRun {
     for (; chunk + static_cast<std::int64_t>(packed_ * kGroupKeys) < end; ++packed_) {
       const std::int64_t key = chunk + static_cast<std::int64_t>(packed_ * kGroupKeys);
       const size_t count = static_cast<size_t>(HWY_MIN(args_.key_end - key, static_cast<std::int64_t>(kGroupKeys)));
-      space_.out_of_range[packed_] = PackKeys<kPieces>(args_, key, count, space_.gathered, space_.lanes_of_rows, space_.keep,
-                                                       space_.keys + packed_ * sizes_.KeyBytes(),
-                                                       space_.values + packed_ * sizes_.ValueBytes(), 2 * sizes_.value_pairs);
+      space_.out_of_range[packed_] = Operands::Keys(args_, key, count, space_.gathered, space_.lanes_of_rows, space_.keep,
+                                                    space_.keys + packed_ * sizes_.KeyBytes(),
+                                                    space_.values + packed_ * sizes_.ValueBytes(), 2 * sizes_.value_pairs);
     }
   }
 
@@ -275,14 +173,19 @@ class TileAttentionRun {
 
   // One beat of the pipeline: scores of `step`, weights of the step before, values of the one before that.
   void Advance(Step* step) {
-    WeightStream<kPieces> weights;
+    Weights weights;
     if (weighing_) {
       PrepareWeights(*weighing_);
-      weights = WeightStream<kPieces>(*weighing_, space_.sets[weighing_->set], space_.sum);
+      weights = WeightsOf(*weighing_);
     }
-    if (summing_ && summing_->rescales && summing_->block->started) ScaleSums(*summing_);
+    if (summing_ && summing_->rescales && summing_->block->started) {
+      ScaleSums(*summing_->block, space_.sets[summing_->set].alpha);
+    }
     MultiplyAndWeigh(step, summing_, weights);
-    if (weighing_) AddDenominators(*weighing_);
+    if (weighing_) {
+      if constexpr (kEstimatesShift) CheckWeights(*weighing_);
+      AddDenominators(*weighing_);
+    }
     if (summing_) summing_->block->started = true;
     summing_ = weighing_;
     weighing_ = step;
@@ -292,15 +195,39 @@ class TileAttentionRun {
     }
   }
 
-  HWY_NOINLINE void MultiplyAndWeigh(const Step* scoring, const Step* summing, WeightStream<kPieces> weights) {
+  HWY_INLINE Weights WeightsOf(const Step& step) const {
+    if constexpr (kEstimatesShift) {
+      return Weights(step, space_.sets[step.set], space_.sum, space_.rounded_sum, weight_factor_);
+    } else {
+      return Weights(step, space_.sets[step.set], space_.sum);
+    }
+  }
+
+  HWY_NOINLINE void MultiplyAndWeigh(const Step* scoring, const Step* summing, Weights weights) {
     const size_t score_products = scoring ? scoring->group_end - scoring->group_begin : 0;
     const size_t products = score_products + (summing ? sizes_.value_pairs : 0);
+    if constexpr (kEstimatesShift) {
+      const size_t value_depths = summing ? (summing->group_end - summing->group_begin) * sizes_.value_pairs : 0;
+      // Of several pieces the first four tile products of a product go without.
+      constexpr size_t kScoreProducts = Operands::kWholeScores ? 4 : 2 * kPieces - 1, kValueProducts = 2 * kPieces - 1;
+      static_assert(kPieces <= 2, "products of pieces");
+      weights.SpreadOver(4 * (score_products * sizes_.depths * kScoreProducts + value_depths * kValueProducts -
+                              (kPieces == 1 ? 0 : products)));
+    }
     Tiles& tiles = tiles_;
     float* unstored = space_.nowhere;
     for (size_t i = 0; i < products; ++i) {
       const Product product =
           i < score_products ? ScoresOf(*scoring, scoring->group_begin + i) : ValuesOf(*summing, i - score_products);
-      MultiplyPieces<kPieces>(tiles, product, unstored, weights);
+      if constexpr (Operands::kWholeScores) {
+        if (i < score_products) {
+          MultiplyPieces<kPieces, true>(tiles, product, unstored, weights);
+        } else {
+          MultiplyPieces<kPieces>(tiles, product, unstored, weights);
+        }
+      } else {
+        MultiplyPieces<kPieces>(tiles, product, unstored, weights);
+      }
       unstored = product.results;
     }
     while (weights.Left()) weights.Next();
@@ -335,7 +262,7 @@ class TileAttentionRun {
   // Where the step's keys lie among the packed ones.
   HWY_INLINE size_t Group(const Step& step) const { return static_cast<size_t>(step.key - chunk_) / kGroupKeys; }
 
-  // Masks, maximum, shift and rescaling factor of a step whose scores are there.
+  // Masks of a step whose scores are there, and its shift and rescaling factor, unless the shift stays as it was estimated.
   HWY_NOINLINE void PrepareWeights(Step& step) {
     const FloatTag df;
     const size_t lanes = hn::Lanes(df);
@@ -347,12 +274,20 @@ class TileAttentionRun {
     for (size_t i = step.seen_end * kBlockRows; i < step.group_end * kGroupKeys * kBlockRows; i += lanes) {
       hn::Store(hn::Set(df, kMinusInfinity), df, scores + i);
     }
-    for (size_t j = 0; j < kBlockRows; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, max + j);
+    const bool wants_maximum = !kEstimatesShift || changes_scores_ || block.unshifted;
+    for (size_t j = 0; j < kBlockRows; j += lanes) {
+      hn::Store(kEstimatesShift ? hn::Set(df, kLowestFloat) : hn::Load(df, block.shift + j), df, max + j);
+    }
     if (step.mask.Changes()) {
+      if constexpr (kEstimatesShift) {
+        if (changes_scores_) {
+          MultiplyScores(scores + begin * kBlockRows, (step.seen_end - begin) * kBlockRows, scale_factor_);
+        }
+      }
       ApplyMask(step.mask, scores, kBlockRows, begin, step.seen_end, max);
       // Between beats no tile holds anything; but a function of the caller's may have set tiles up for itself.
       if (HWY_UNLIKELY(step.mask.change.mod != nullptr)) tiles_.Configure();
-    } else {
+    } else if (wants_maximum) {
       for (size_t j = 0; j < kBlockRows; j += lanes) {
         Floats m = hn::Load(df, max + j);
         for (size_t key = begin; key < step.seen_end; ++key)
@@ -364,16 +299,97 @@ class TileAttentionRun {
       const std::uint32_t out_of_range = space_.out_of_range[Group(step) + group];
       if (HWY_UNLIKELY(out_of_range != 0)) SetApart(block, scores + group * kGroupKeys * kBlockRows, out_of_range);
     }
+    if constexpr (kEstimatesShift) {
+      for (size_t j = 0; j < kBlockRows; j += lanes) ForgetStepSums(j);
+      step.rescales = false;
+      if (wants_maximum) EstimateShift(step);
+    } else {
+      bool same = true;
+      for (size_t j = 0; j < kBlockRows; j += lanes) {
+        const Floats old_shift = hn::Load(df, block.shift + j);
+        const Floats shift = hn::Ceil(hn::Load(df, max + j));
+        same = same && hn::AllTrue(df, hn::Eq(shift, old_shift));
+        hn::Store(Exp2OfDifference(df, old_shift, shift), df, alpha + j);
+        hn::Store(shift, df, block.shift + j);
+        hn::Store(hn::Zero(df), df, space_.sum + j);
+      }
+      step.rescales = !same;
+    }
+  }
+
+  // Moves the shift of a row to the step's maximum: of one that has no shift yet, and in calls that change scores of one whose
+  // maximum lies far above.
+  HWY_NOINLINE void EstimateShift(Step& step) {
+    const FloatTag df;
+    PieceBlock& block = *step.block;
+    float* alpha = space_.sets[step.set].alpha;
+    const Floats factor = hn::Set(df, weight_factor_), lowest = hn::Set(df, kLowestFloat);
+    const Floats room = hn::Set(df, changes_scores_ ? kRoomAboveShift : -kMinusInfinity);
     bool same = true;
-    for (size_t j = 0; j < kBlockRows; j += lanes) {
-      const Floats old_shift = hn::Load(df, block.shift + j);
-      const Floats shift = hn::Ceil(hn::Load(df, max + j));
+    block.unshifted = false;
+    for (size_t j = 0; j < kBlockRows; j += hn::Lanes(df)) {
+      const Floats old_shift = hn::Load(df, block.shift + j), max = hn::Mul(factor, hn::Load(df, space_.max + j));
+      const Floats reach = hn::IfThenElse(hn::Eq(old_shift, lowest), lowest, hn::Add(old_shift, room));
+      const Floats shift = hn::IfThenElse(hn::Gt(max, reach), max, old_shift);
       same = same && hn::AllTrue(df, hn::Eq(shift, old_shift));
+      block.unshifted = block.unshifted || !hn::AllFalse(df, hn::Eq(shift, lowest));
       hn::Store(Exp2OfDifference(df, old_shift, shift), df, alpha + j);
-      hn::Store(shift, df, block.shift + j);
-      hn::Store(hn::Zero(df), df, space_.sum + j);
+      SetShift(block, j, shift);
     }
     step.rescales = !same;
+  }
+
+  HWY_INLINE void SetShift(PieceBlock& block, size_t j, Floats shift) const {
+    const FloatTag df;
+    const IntTag di;
+    const Floats limit = hn::Set(df, changes_scores_ ? -kMinusInfinity : kLargestShift);
+    const auto far = hn::AndNot(hn::Eq(shift, hn::Set(df, kLowestFloat)), hn::Gt(hn::Abs(shift), limit));
+    const Ints apart = hn::VecFromMask(di, hn::RebindMask(di, far));
+    hn::Store(hn::Or(hn::Load(di, block.apart + j), apart), di, block.apart + j);
+    hn::Store(shift, df, block.shift + j);
+  }
+
+  HWY_INLINE void ForgetStepSums(size_t j) {
+    const FloatTag df;
+    hn::Store(hn::Zero(df), df, space_.sum + j);
+    if constexpr (kSumsRounded) hn::Store(hn::Zero(df), df, space_.rounded_sum + j);
+  }
+
+  HWY_INLINE void CheckWeights(Step& step) {
+    const FloatTag df;
+    const Floats most = hn::Set(df, kLargestSum);
+    bool good = true;
+    for (size_t j = 0; j < kBlockRows; j += hn::Lanes(df)) {
+      good = good && hn::AllTrue(df, hn::Le(hn::Load(df, space_.sum + j), most));
+    }
+    if (HWY_UNLIKELY(!good)) WeighAgain(step);
+  }
+
+  // The weights of a step again, rows whose sums were too large with its maximum for their shift; the others' are the same.
+  HWY_NOINLINE void WeighAgain(Step& step) {
+    const FloatTag df;
+    PieceBlock& block = *step.block;
+    const float* scores = space_.sets[step.set].scores;
+    float* alpha = space_.sets[step.set].alpha;
+    const Floats factor = hn::Set(df, weight_factor_), most = hn::Set(df, kLargestSum);
+    for (size_t j = 0; j < kBlockRows; j += hn::Lanes(df)) {
+      Floats max = hn::Set(df, kLowestFloat);
+      for (size_t key = step.group_begin * kGroupKeys; key < step.group_end * kGroupKeys; ++key) {
+        max = MaxDroppingNaN(df, hn::Load(df, scores + key * kBlockRows + j), max);
+      }
+      max = hn::Mul(factor, max);
+      const Floats old_shift = hn::Load(df, block.shift + j);
+      const auto stays = hn::Or(hn::Le(hn::Load(df, space_.sum + j), most), hn::Le(max, old_shift));
+      const Floats shift = hn::IfThenElse(stays, old_shift, max);
+      Floats change = Exp2OfDifference(df, old_shift, shift);
+      if (step.rescales) change = hn::Mul(change, hn::Load(df, alpha + j));
+      hn::Store(change, df, alpha + j);
+      SetShift(block, j, shift);
+      ForgetStepSums(j);
+    }
+    step.rescales = true;
+    Weights weights = WeightsOf(step);
+    while (weights.Left()) weights.Portion();
   }
 
   // The rows that see one of these keys, by their masked scores.
@@ -395,54 +411,86 @@ class TileAttentionRun {
     PieceBlock& block = *step.block;
     const float* alpha = space_.sets[step.set].alpha;
     for (size_t j = 0; j < kBlockRows; j += hn::Lanes(df)) {
-      Floats l = hn::Load(df, space_.sum + j);
-      if (block.weighed) l = hn::MulAdd(hn::Load(df, alpha + j), hn::Load(df, block.denominator + j), l);
-      hn::Store(l, df, block.denominator + j);
+      const auto add = [&](const float* of_step, float* denominator) HWY_ATTR {
+        Floats l = hn::Load(df, of_step + j);
+        if (block.weighed) {
+          // Where nothing is rescaled, alpha may not have been written.
+          const Floats old = hn::Load(df, denominator + j);
+          l = kEstimatesShift && !step.rescales ? hn::Add(old, l) : hn::MulAdd(hn::Load(df, alpha + j), old, l);
+        }
+        hn::Store(l, df, denominator + j);
+      };
+      add(space_.sum, block.denominator);
+      if constexpr (kSumsRounded) add(space_.rounded_sum, block.rounded_sum);
     }
     block.weighed = true;
   }
 
-  HWY_NOINLINE void ScaleSums(const Step& step) {
+  HWY_NOINLINE void ScaleSums(const PieceBlock& block, const float* factors) {
     const FloatTag df;
-    const float* alpha = space_.sets[step.set].alpha;
     for (size_t j = 0; j < kBlockRows; j += hn::Lanes(df)) {
-      const Floats factor = hn::Load(df, alpha + j);
-      float* at = step.block->sums + j;
+      const Floats factor = hn::Load(df, factors + j);
+      float* at = block.sums + j;
       for (std::int64_t e = 0; e < args_.value_dim; ++e, at += kBlockRows) {
         hn::Store(hn::Mul(factor, hn::Load(df, at)), df, at);
       }
     }
   }
 
+  // The sums as if they had been multiplied with weights that add up to the denominator.
+  HWY_NOINLINE void DivideByRounded(const PieceBlock& block) {
+    const FloatTag df;
+    const Floats zero = hn::Zero(df), one = hn::Set(df, 1.0f);
+    for (size_t j = 0; j < kBlockRows; j += hn::Lanes(df)) {
+      const Floats rounded = hn::Load(df, block.rounded_sum + j);
+      const Floats factor = hn::Div(hn::Load(df, block.denominator + j), rounded);
+      hn::Store(hn::IfThenElse(hn::Eq(rounded, zero), one, factor), df, space_.max + j);
+    }
+    ScaleSums(block, space_.max);
+  }
+
   const AttentionF32Args& args_;
   MaskReader mask_;
-  const PieceSizes<kPieces> sizes_;
+  const PieceSizes<Operands> sizes_;
   const size_t chunk_keys_;
-  std::int64_t chunk_ = -1;  // the chunk that is packed, by its first key,
-  size_t packed_ = 0;        // and how many groups of it
+  const bool changes_scores_;   // but for masking them
+  float scale_factor_ = 1.0f;   // what scores still lack of scale,
+  float weight_factor_ = 1.0f;  // and what they still lack when they become weights
+  std::int64_t chunk_ = -1;     // the chunk that is packed, by its first key,
+  size_t packed_ = 0;           // and how many groups of it
   Step steps_[3];
   size_t next_step_ = 0, next_set_ = 0;
   Step* weighing_ = nullptr;  // its scores are there
   Step* summing_ = nullptr;   // its weights are there
   Tiles tiles_;
-  TileWorkspace<kPieces> space_;
+  TileWorkspace<Operands> space_;
 };
 
-template <class Tiles, size_t kPieces>
+template <class Tiles, class Operands>
 static HWY_NOINLINE void ComputeRowsOnTiles(const AttentionF32Args& args) {
-  TileAttentionRun<Tiles, kPieces>(args).Rows();
+  TileAttentionRun<Tiles, Operands>(args).Rows();
 }
 
-template <class Tiles, size_t kPieces>
+template <class Tiles, class Operands>
 static void RunAttentionOnTiles(const AttentionF32Args& args) {
   const FlushDenormals flush;
-  ComputeRowsOnTiles<Tiles, kPieces>(args);
+  ComputeRowsOnTiles<Tiles, Operands>(args);
 }
 
-template <size_t kPieces>
+template <class Operands>
 static size_t TileAttentionScratchBytes(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count) {
-  TileWorkspace<kPieces> space;
+  TileWorkspace<Operands> space;
   return space.Place(nullptr, head_dim, value_dim, key_count);
+}
+
+template <class Tiles, class Operands>
+constexpr AttentionKernel TileKernel(const char* name) {
+  return {name,
+          static_cast<std::int32_t>(kBlockRows),
+          static_cast<std::int32_t>(kKeyBlock),
+          &TileAttentionScratchBytes<Operands>,
+          &RunAttentionOnTiles<Tiles, Operands>,
+          ElementOf<typename Operands::T>::value};
 }
 
 }  // namespace

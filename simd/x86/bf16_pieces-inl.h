@@ -6,7 +6,8 @@
 //
 // Two pieces, for Precision::fast: both are rounded, which makes the second at most 2^-8 of x, either sign, and leaves a rest
 // of at most 2^-17. A product needs three of four products of pieces: at most 2^-16 is missing, and 2^-15 of it with the rests.
-// (Were the first one truncated, the second times the second would be four times as large, always of the product's sign.)
+// (Were the first one truncated, the second times the second would be four times as large, always of the product's sign.) Two
+// pieces hold an f16, 11 bits and its denormals included, exactly; scores of f16 take all four products.
 //
 // The sum over pairs that TDPBF16PS makes may run in any order as long as A and B agree, so element i of a run of 32 is paired
 // with element i + 16: two vectors become a vector of pairs without crossing lanes, whatever their width.
@@ -74,13 +75,15 @@ HWY_INLINE Ints MagnitudeBits(Floats x) {
   return hn::And(hn::BitCast(di, x), hn::Set(di, 0x7FFFFFFF));
 }
 
-HWY_INLINE Floats LoadUpTo(FloatTag df, const float* from, std::ptrdiff_t left) {
+template <class T>
+HWY_INLINE Floats LoadUpTo(FloatTag df, const T* from, std::ptrdiff_t left) {
   const std::ptrdiff_t lanes = static_cast<std::ptrdiff_t>(hn::Lanes(df));
-  if (HWY_LIKELY(left >= lanes)) return hn::LoadU(df, from);
+  if (HWY_LIKELY(left >= lanes)) return LoadElements(df, from);
   return left <= 0 ? hn::Zero(df) : LoadPartial(df, from, static_cast<size_t>(left));
 }
 
-static inline std::int32_t LargestMagnitudeBits(const float* row, size_t columns) {
+template <class T>
+static inline std::int32_t LargestMagnitudeBits(const T* row, size_t columns) {
   const FloatTag df;
   const IntTag di;
   Ints largest = hn::Zero(di);
@@ -112,11 +115,11 @@ static HWY_NOINLINE void PackLanes(const float* lanes_of_rows, size_t columns, c
   }
 }
 
-// Rows of `columns` floats, `stride` bytes apart, as tiles of A: two row tiles of ceil(columns / 32) PieceTiles. Rows from
+// Rows of `columns` elements, `stride` bytes apart, as tiles of A: two row tiles of ceil(columns / 32) PieceTiles. Rows from
 // `count` (at most 32) on, and those where keep is 0, become 0 and are not read.
-template <size_t kPieces>
-static HWY_NOINLINE void PackRows(const float* row, std::ptrdiff_t stride, size_t count, const std::int32_t* keep,
-                                  size_t columns, unsigned char* to) {
+template <size_t kPieces, class T>
+static HWY_NOINLINE void PackRows(const T* row, std::ptrdiff_t stride, size_t count, const std::int32_t* keep, size_t columns,
+                                  unsigned char* to) {
   const FloatTag df;
   const size_t depths = (columns + kDepth - 1) / kDepth;
   for (size_t i = 0; i < 2 * kTileRows; ++i, row = Offset(row, stride)) {

@@ -25,17 +25,18 @@ struct NothingBeside {
   HWY_INLINE void Next() {}
 };
 
-// Three products take half as long as six: then a portion goes with each tile product, not one with two.
+// Three products take half as long as six: then a portion goes with each tile product, not one with two. One takes so little
+// that `beside` is asked at every tile product, the first ones included, and decides how much it does.
 template <size_t kPieces, class Tiles, class Beside>
 HWY_INLINE void DotOfFour(Tiles& tiles, Beside& beside) {
   tiles.template Dot<0, 4, 6>();
   beside.Next();
   tiles.template Dot<1, 4, 7>();
-  if constexpr (kPieces == 2) beside.Next();
+  if constexpr (kPieces <= 2) beside.Next();
   tiles.template Dot<2, 5, 6>();
   beside.Next();
   tiles.template Dot<3, 5, 7>();
-  if constexpr (kPieces == 2) beside.Next();
+  if constexpr (kPieces <= 2) beside.Next();
 }
 
 HWY_INLINE float* TileOf(float* results, int tile) {
@@ -76,30 +77,42 @@ HWY_INLINE void LoadB(Tiles& tiles, const unsigned char* first, const unsigned c
 }
 
 // Products of pieces in an order that begins with a small one and loads few: A's 0 by B's 2, 1 and 0, A's 1 by B's 0 and 1, A's
-// 2 by B's 0; of two pieces, 0 by 1 and 0, 1 by 0. `unstored`: the last product's results, still in tiles 0 to 3.
-template <size_t kPieces, class Tiles, class Beside>
+// 2 by B's 0; of two pieces, 0 by 1 and 0, 1 by 0, where the product is to be `kWhole` 1 by 1 before them; of one, 0 by 0.
+// `unstored`: the last product's results, still in tiles 0 to 3.
+template <size_t kPieces, bool kWhole = false, class Tiles, class Beside>
 HWY_INLINE void MultiplyPieces(Tiles& tiles, const Product& product, float* unstored, Beside& beside) {
   const unsigned char *a0 = product.a, *b0 = product.b;
   for (size_t i = 0; i < product.count; ++i) {
     const unsigned char *a1 = a0 + product.second_a, *b1 = b0 + product.second_b;
-    LoadA(tiles, a0, a1, 0);
+    LoadA(tiles, a0, a1, kWhole ? 1 : 0);
     LoadB(tiles, b0, b1, kPieces - 1);
     if (i == 0) {
       BeginTile<0>(tiles, product, unstored);
+      if constexpr (kPieces == 1) beside.Next();
       BeginTile<1>(tiles, product, unstored);
+      if constexpr (kPieces == 1) beside.Next();
       BeginTile<2>(tiles, product, unstored);
+      if constexpr (kPieces == 1) beside.Next();
       BeginTile<3>(tiles, product, unstored);
+      if constexpr (kPieces == 1) beside.Next();
     } else {
+      DotOfFour<kPieces>(tiles, beside);
+    }
+    static_assert(!kWhole || kPieces == 2, "four products of two pieces");
+    if constexpr (kWhole) {
+      LoadA(tiles, a0, a1, 0);
       DotOfFour<kPieces>(tiles, beside);
     }
     if constexpr (kPieces == 3) {
       LoadB(tiles, b0, b1, 1);
       DotOfFour<kPieces>(tiles, beside);
     }
-    LoadB(tiles, b0, b1, 0);
-    DotOfFour<kPieces>(tiles, beside);
-    LoadA(tiles, a0, a1, 1);
-    DotOfFour<kPieces>(tiles, beside);
+    if constexpr (kPieces >= 2) {
+      LoadB(tiles, b0, b1, 0);
+      DotOfFour<kPieces>(tiles, beside);
+      LoadA(tiles, a0, a1, 1);
+      DotOfFour<kPieces>(tiles, beside);
+    }
     if constexpr (kPieces == 3) {
       LoadB(tiles, b0, b1, 1);
       DotOfFour<kPieces>(tiles, beside);

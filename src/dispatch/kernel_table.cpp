@@ -132,8 +132,10 @@ const std::vector<DType>& attention_dtypes() {
   return dtypes;
 }
 
-const KernelTable& mixing_table(const KernelTable& table) {
-  if (!multiplies_bf16_pairs(table.isa)) return table;
+const KernelTable& mixing_table(const KernelTable& table, DType of_keys) {
+  const bool takes_own_alone = (of_keys == DType::bf16 && (multiplies_bf16_pairs(table.isa) || table.isa == Isa::amx)) ||
+                               (of_keys == DType::f16 && table.isa == Isa::amx);
+  if (!takes_own_alone) return table;
   Isa isa = next_plainer(table.isa);
   while (!tables.built[static_cast<std::size_t>(isa)]) isa = next_plainer(isa);  // the reference is always there
   return tables.table[static_cast<std::size_t>(isa)];

@@ -59,9 +59,9 @@ struct AttentionKernels {
 // The dtypes that this build has attention kernels for, f32 first.
 const std::vector<DType>& attention_dtypes();
 
-// The table whose attention kernels take a query and an out of other types than the keys': `table`, or the next plainer one
-// that is built where its own multiply pairs of bf16, which a query of f32 is not.
-const KernelTable& mixing_table(const KernelTable& table);
+// The table whose attention kernels take a query and an out of other types than the keys', which are `of_keys`: `table`, or the
+// next plainer one that is built where its own multiply bf16 or pieces of f16 as they are, which a query of f32 is not.
+const KernelTable& mixing_table(const KernelTable& table, DType of_keys);
 
 // The dtypes that keys and values of a cache may be stored in: those, and i8.
 const std::vector<DType>& cache_dtypes();

@@ -15,6 +15,11 @@ bool multiplies_pairs(Isa isa, DType dtype) {
   return dispatch::multiplies_bf16_pairs(isa) && dtype == DType::bf16;
 }
 
+// Whether the transposed kernel multiplies bf16 as it is on tiles, once where f32 takes six products.
+bool takes_bf16_tiles(Isa isa, const AttentionShape& shape) {
+  return isa == Isa::amx && shape.of_keys() == DType::bf16 && !shape.mixes();
+}
+
 // Rows a kv head up to which row-major scores win: few rows leave most lanes of the transposed kernel idle. Long rows of K help
 // them: a row-major score pays for adding up its lanes once, whatever the row's length.
 std::int64_t decode_rows(Isa isa, const AttentionShape& shape) {
@@ -27,6 +32,9 @@ std::int64_t decode_rows(Isa isa, const AttentionShape& shape) {
     case Isa::avx2:
       return shape.head_dim >= 128 ? 6 : 4;
     case Isa::amx:
+      // By count of operations: tiles of bf16 take a block of 32 rows in the time of four rows, packing its keys included, but
+      // do not fetch ahead as row-major scores do.
+      if (takes_bf16_tiles(isa, shape)) return from_memory ? 8 : 4;
       if (from_memory || shape.head_dim >= 128) return 16;
       return shape.head_dim >= 80 ? 12 : 8;
     default:
@@ -410,8 +418,8 @@ double gigaflops(Isa isa, DType dtype) {
       return 140;
     case Isa::avx512_bf16:
       return multiplies_pairs(isa, dtype) ? 200 : 140;
-    case Isa::amx:
-      return 200;
+    case Isa::amx:  // a guess: nothing has been measured
+      return dtype == DType::bf16 ? 600 : dtype == DType::f16 ? 250 : 200;
   }
   return 1;
 }
@@ -421,7 +429,7 @@ double gigaflops(Isa isa, DType dtype) {
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels) {
   AttentionChoice choice;
-  const dispatch::KernelTable& able = shape.mixes() ? dispatch::mixing_table(kernels) : kernels;
+  const dispatch::KernelTable& able = shape.mixes() ? dispatch::mixing_table(kernels, shape.of_keys()) : kernels;
   const dispatch::AttentionKernels attention = dispatch::attention_kernels(able, shape.of_keys());
   choice.merge = dispatch::attention_kernels(kernels, shape.of_out()).merge;
   choice.gigaflops = gigaflops(able.isa, shape.of_keys());

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "dispatch/kernel_table.hpp"
 #include "plan/attention_work.hpp"
@@ -42,6 +44,34 @@ TEST(AttentionChoice, RowMajorScoresForFewRowsAndForTheFewBehindTheLastWholeVect
     }
   }
 }
+
+#if defined(POLYHEAD_HAVE_BF16)
+// A block of rows on tiles takes one product of bf16 where f32 takes six, so fewer rows are better off with row-major scores.
+TEST(AttentionChoice, TilesOfBf16ServeFewerRowsAndNoOtherQueries) {
+  const std::vector<Isa> built = dispatch::built_isas();
+  if (std::find(built.begin(), built.end(), Isa::amx) == built.end()) GTEST_SKIP() << "this build has no kernels for amx";
+  const dispatch::KernelTable& kernels = dispatch::kernel_table(Isa::amx);
+  EXPECT_STREQ(kernels.attention_bf16->name, "attention_bf16_amx");
+  const auto shape = [](std::int64_t queries, std::int64_t keys, DType query, std::optional<DType> out = {}) {
+    plan::AttentionShape made{2, 4, 4, queries, keys, 64, 64};
+    made.dtype = query;
+    made.key_dtype = DType::bf16;
+    made.out_dtype = out;
+    return made;
+  };
+  EXPECT_EQ(choose(Isa::amx, shape(4, 500, DType::bf16)).kernel, kernels.decode_bf16);
+  EXPECT_EQ(choose(Isa::amx, shape(5, 500, DType::bf16)).kernel, kernels.attention_bf16);
+  EXPECT_EQ(choose(Isa::amx, shape(8, plan::long_keys, DType::bf16)).kernel, kernels.decode_bf16);
+  EXPECT_EQ(choose(Isa::amx, shape(9, plan::long_keys, DType::bf16)).kernel, kernels.attention_bf16);
+  EXPECT_EQ(choose(Isa::amx, shape(1, 500, DType::bf16), true).kernel, kernels.attention_bf16);
+  const dispatch::KernelTable& mixing = dispatch::mixing_table(kernels, DType::bf16);
+  EXPECT_NE(mixing.attention_bf16, kernels.attention_bf16);
+  EXPECT_EQ(choose(Isa::amx, shape(100, 500, DType::f32)).kernel, mixing.attention_bf16);
+  EXPECT_EQ(choose(Isa::amx, shape(100, 500, DType::bf16, DType::f32)).kernel, mixing.attention_bf16);
+  EXPECT_EQ(&dispatch::mixing_table(kernels, DType::f32), &kernels) << "pieces of f32 take any query";
+  EXPECT_EQ(&dispatch::mixing_table(kernels, DType::f16), &mixing);
+}
+#endif
 
 TEST(AttentionChoice, ScratchIsEnoughForEveryShorterRun) {
   for (const Isa isa : dispatch::built_isas()) {

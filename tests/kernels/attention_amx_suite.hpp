@@ -1,6 +1,6 @@
-// attention_f32 (three pieces) and fast_attention_f32 (two) on emulated tiles, with the vectors of one instruction set: all
-// that a kernel is tested for, and what is special about pieces. Where the machine has tiles, the emulation is compared with
-// them bit for bit. A test file says which vectors by HWY_BASELINE_TARGETS.
+// attention_f32 (three pieces), fast_attention_f32 (two), attention_bf16 (one) and attention_f16 (two) on emulated tiles, with
+// the vectors of one instruction set: all that a kernel is tested for, and what is special about pieces. Where the machine has
+// tiles, the emulation is compared with them bit for bit. A test file says which vectors by HWY_BASELINE_TARGETS.
 #pragma once
 
 #define HWY_COMPILE_ONLY_STATIC
@@ -27,13 +27,14 @@ namespace {
 namespace target = simd::HWY_NAMESPACE;
 using simd::AttentionF32Args;
 
-template <std::size_t kPieces>
-simd::AttentionKernel emulated_kernel(const char* name) {
-  return {name, static_cast<std::int32_t>(target::kBlockRows), static_cast<std::int32_t>(target::kKeyBlock),
-          &target::TileAttentionScratchBytes<kPieces>, &target::RunAttentionOnTiles<target::EmulatedTiles, kPieces>};
+template <class Operands>
+constexpr simd::AttentionKernel emulated_kernel(const char* name) {
+  return target::TileKernel<target::EmulatedTiles, Operands>(name);
 }
-const simd::AttentionKernel emulated_strict = emulated_kernel<3>("attention_f32_amx_emulated");
-const simd::AttentionKernel emulated_fast = emulated_kernel<2>("fast_attention_f32_amx_emulated");
+const simd::AttentionKernel emulated_strict = emulated_kernel<target::F32Pieces<3>>("attention_f32_amx_emulated");
+const simd::AttentionKernel emulated_fast = emulated_kernel<target::F32Pieces<2>>("fast_attention_f32_amx_emulated");
+[[maybe_unused]] const simd::AttentionKernel emulated_bf16 = emulated_kernel<target::Bf16Words>("attention_bf16_amx_emulated");
+[[maybe_unused]] const simd::AttentionKernel emulated_f16 = emulated_kernel<target::F16Pieces>("attention_f16_amx_emulated");
 
 constexpr Isa vectors = HWY_TARGET == HWY_AVX2 ? Isa::avx2 : Isa::avx512;
 
@@ -49,8 +50,17 @@ const simd::AttentionKernel& plain() {
 std::vector<KernelCase> cases() {
   if (!runs_here()) return {};
   const simd::MergeKernel* const merge = dispatch::kernel_table(vectors).merge_f32;
-  return {{"emulated", &emulated_strict, merge, true, false},
-          {"emulated_fast", &emulated_fast, merge, true, false, Precision::fast}};
+  std::vector<KernelCase> all = {{"emulated", &emulated_strict, merge, true, false},
+                                 {"emulated_fast", &emulated_fast, merge, true, false, Precision::fast}};
+#if defined(POLYHEAD_HAVE_BF16)
+  all.push_back(
+      {"emulated_bf16", &emulated_bf16, dispatch::kernel_table(vectors).merge_bf16, true, false, Precision::strict, 0x1p-8});
+#endif
+#if defined(POLYHEAD_HAVE_F16)
+  all.push_back(
+      {"emulated_f16", &emulated_f16, dispatch::kernel_table(vectors).merge_f16, true, false, Precision::strict, 0x1p-15});
+#endif
+  return all;
 }
 INSTANTIATE_TEST_SUITE_P(Tiles, AttentionKernelTest, ::testing::ValuesIn(cases()),
                          [](const auto& instance) { return instance.param.name; });
@@ -68,16 +78,29 @@ class PiecesTest : public ::testing::Test {
 };
 
 // Runs with each number of pieces.
-class PieceAttentionTest : public PiecesTest, public ::testing::WithParamInterface<Precision> {
+class PieceAttentionTest : public PiecesTest, public ::testing::WithParamInterface<KernelCase> {
  protected:
-  const simd::AttentionKernel& emulated = GetParam() == Precision::fast ? emulated_fast : emulated_strict;
+  const simd::AttentionKernel& emulated = *GetParam().kernel;
 
+  bool is_bf16() const { return emulated.element == simd::Element::bf16; }
+  bool is_f16() const { return emulated.element == simd::Element::f16; }
+  const simd::AttentionKernel& plain() const {
+#if defined(POLYHEAD_HAVE_BF16)
+    if (is_bf16()) return *dispatch::kernel_table(vectors).attention_bf16;
+#endif
+#if defined(POLYHEAD_HAVE_F16)
+    if (is_f16()) return *dispatch::kernel_table(vectors).attention_f16;
+#endif
+    return test::plain();
+  }
+  const simd::MergeKernel& merge() const { return *GetParam().merge; }
   void expect_right(AttentionProblem& problem, const AttentionProblem::Result& result, const std::string& what) const {
-    problem.expect_right(result, what, GetParam());
+    problem.expect_right(result, what, GetParam().precision, GetParam().weight_rounding);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Tiles, PieceAttentionTest, ::testing::Values(Precision::strict, Precision::fast),
-                         [](const auto& instance) { return std::string(name(instance.param)); });
+INSTANTIATE_TEST_SUITE_P(Tiles, PieceAttentionTest, ::testing::ValuesIn(cases()),
+                         [](const auto& instance) { return instance.param.name; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PieceAttentionTest);
 
 // ---- tile products
 
@@ -356,11 +379,14 @@ TEST_P(PieceAttentionTest, HardScores) {
       for (std::int64_t s = 0; s < keys; ++s) {
         for (std::int64_t d = 0; d < 33; ++d) {
           float& k = problem.key_at(s, d);
-          if (kind == 0) k = d == 0 ? 0.5f * static_cast<float>(s) : 0.01f * k;           // growing
-          if (kind == 1) k = d == 0 ? -0.5f * static_cast<float>(s) : 0.01f * k;          // falling
-          if (kind == 2) k = d % 2 ? -problem.key_at(s, d - 1) * 1.0000001f : k * 1e3f;   // pairs that cancel
-          if (kind == 3) k *= s % 67 == 5 ? 1e4f : 1e-3f;                                 // few keys far above all others
-          if (kind == 4) k = std::ldexp(k, static_cast<int>((s * 7 + d * 3) % 80) - 60);  // exponents of all sizes
+          if (kind == 0) k = d == 0 ? 0.5f * static_cast<float>(s) : 0.01f * k;          // growing
+          if (kind == 1) k = d == 0 ? -0.5f * static_cast<float>(s) : 0.01f * k;         // falling
+          if (kind == 2) k = d % 2 ? -problem.key_at(s, d - 1) * 1.0000001f : k * 1e3f;  // pairs that cancel
+          if (kind == 3) k *= s % 67 == 5 ? 1e4f : 1e-3f;                                // few keys far above all others
+          if (kind == 4) {                                                               // exponents of all sizes
+            const int exponent = static_cast<int>((s * 7 + d * 3) % 80) - 60;
+            k = std::ldexp(k, is_f16() ? std::min(exponent, 14) : exponent);
+          }
         }
       }
       for (std::int64_t t = 0; t < 37; ++t) {
@@ -368,7 +394,7 @@ TEST_P(PieceAttentionTest, HardScores) {
         for (std::int64_t d = 1; kind == 2 && d < 32; d += 2) problem.query_at(t, 0, d) = problem.query_at(t, 0, d - 1);
       }
       expect_right(problem, problem.run(emulated), "kind " + std::to_string(kind));
-      expect_right(problem, problem.run_split(emulated, *dispatch::kernel_table(vectors).merge_f32, emulated.key_block),
+      expect_right(problem, problem.run_split(emulated, merge(), emulated.key_block),
                    "kind " + std::to_string(kind) + ", split");
     }
   }
@@ -395,10 +421,13 @@ TEST_P(PieceAttentionTest, RowsOutOfRangeAreThePlainKernels) {
                                          {'k', 1e14f, false},
                                          {'k', kNaN, true},
                                          {'v', 1e31f, true},
-                                         {'v', 1e29f, false},
+                                         {'v', 1e29f, is_bf16()},  // beside weights that may be large
+                                         {'v', 1e17f, false},
                                          {'v', huge, true},
                                          {'v', -kInfinity, true},
                                          {'v', 1e-42f, false}}) {
+    // f16 holds nothing that is out of range but infinity and NaN, which larger numbers become.
+    const bool apart = is_f16() ? !(std::fabs(c.value) < 65504.0f) : c.apart;
     AttentionShape shape{70, 2, 290, 40, 21, 0.125, AttentionF32Args::unbounded_begin, 221};
     AttentionProblem problem(shape, 3600);
     const AttentionProblem::Result clean = problem.run(emulated);
@@ -418,14 +447,16 @@ TEST_P(PieceAttentionTest, RowsOutOfRangeAreThePlainKernels) {
       };
       if (!reached) {
         expect_same_bits(row_of(ours), row_of(clean), what + ", row " + std::to_string(row));
-      } else if (c.apart) {
+      } else if (apart) {
         expect_same_bits(row_of(ours), row_of(fallback), what + ", row " + std::to_string(row));
       } else {
         for (std::size_t i = 0; i < 22; ++i) differing += bits_of(row_of(ours)[i]) != bits_of(row_of(fallback)[i]);
       }
     }
-    EXPECT_EQ(differing > 0, !c.apart) << what << ": by the plain kernel or not";
-    if (std::isfinite(c.value) && std::fabs(c.value) < 1e20f) expect_right(problem, ours, what);
+    if (apart || !is_f16() || c.operand != 'q') {  // a single row of f16 may well come out the same
+      EXPECT_EQ(differing > 0, !apart) << what << ": by the plain kernel or not";
+    }
+    if (std::isfinite(c.value) && std::fabs(c.value) < 1e20f && !(is_f16() && apart)) expect_right(problem, ours, what);
     // The same rows in another company.
     for (const std::int64_t size : {1, 13, 40}) {
       std::vector<float> out;
@@ -438,7 +469,8 @@ TEST_P(PieceAttentionTest, RowsOutOfRangeAreThePlainKernels) {
   }
 }
 
-// A key is judged by its largest value: tiny ones beside it lose nothing that counts, a key of tiny values alone would.
+// A key is judged by its largest value: tiny ones beside it lose nothing that counts, a key of tiny values alone would (not so
+// of bf16, which has one piece to lose).
 TEST_P(PieceAttentionTest, TinyValues) {
   for (const int exponent : {-40, -58, -62, -90, -110, -125, -140}) {
     for (const bool all : {false, true}) {
@@ -449,7 +481,8 @@ TEST_P(PieceAttentionTest, TinyValues) {
       const AttentionProblem::Result result = problem.run(emulated);
       // Below 2^-126 results may be flushed.
       if (exponent > -100 || !all) expect_right(problem, result, "values of 2^" + std::to_string(exponent));
-      if (all && exponent <= -62 && exponent > -125) expect_same_bits(result.out, problem.run(plain()).out, "tiny values");
+      if (!is_bf16() && all && exponent <= -62 && exponent > -125)
+        expect_same_bits(result.out, problem.run(plain()).out, "tiny values");
     }
   }
 }
@@ -479,12 +512,134 @@ TEST_P(PieceAttentionTest, ExcludedKeysMayHoldAnything) {
       for (std::int64_t i = row * 19; i < (row + 1) * 19; ++i) {
         const std::size_t at = static_cast<std::size_t>(i);
         const float want = sees ? fallback.out[at] : clean.out[at];
-        ASSERT_EQ(bits_of(ours.out[at]), bits_of(want))
+        ASSERT_TRUE(bits_of(ours.out[at]) == bits_of(want) || (std::isnan(ours.out[at]) && std::isnan(want)))
             << shape.text() << ", round " << round << ", row " << row << " sees " << sees;
       }
     }
   }
 }
+
+// ---- bf16 and f16: an estimated shift
+
+// Of a vector of numbers.
+HWY_NOINLINE HWY_ATTR void exponentials(const float* from, float* to) {
+  const target::FloatTag df;
+  target::hn::StoreU(target::Exp2OfAny(df, target::hn::LoadU(df, from)), df, to);
+}
+
+TEST_F(PiecesTest, ExponentialOfAnyNumber) {
+  const auto of = [](float x) {
+    float from[16], to[16];
+    for (float& same : from) same = x;
+    exponentials(from, to);
+    return to[0];
+  };
+  for (int i = -126; i < 127; ++i) EXPECT_NEAR(of(static_cast<float>(i)) / std::ldexp(1.0f, i), 1.0f, 0x1p-22f) << i;
+  EXPECT_EQ(of(0.0f), 1.0f);
+  double worst = 0;
+  std::uniform_real_distribution<float> any(-126.0f, 127.0f);
+  for (int i = 0; i < 200000; ++i) {
+    const float x = i % 2 ? any(generator) : any(generator) * 0x1p-6f;
+    worst = std::max(worst, std::fabs(static_cast<double>(of(x)) / std::exp2(static_cast<double>(x)) - 1));
+  }
+  EXPECT_LE(worst, 2.1 * 0x1p-23);
+  for (const float x : {128.0f, 129.0f, 200.5f, 1e9f, 3.4e38f, kInfinity}) EXPECT_EQ(of(x), kInfinity) << x;
+  for (const float x : {-150.0f, -151.5f, -1e9f, -3.4e38f, -kInfinity}) EXPECT_EQ(bits_of(of(x)), 0u) << x;
+  for (const float x : {-0x1p-30f, 0x1p-30f, -1e-38f, -0.0f}) EXPECT_NEAR(of(x), 1.0f, 0x1p-22f) << x;
+  EXPECT_TRUE(std::isnan(of(kNaN)));
+}
+
+// Scores far above those that a row's shift was taken from, in one row of a block, at every place of a step. By less than
+// 2^40, by more, and by so much that without weights anew they would be infinite; and where the row has seen nothing before.
+TEST_P(PieceAttentionTest, ScoresAboveAnEstimatedShift) {
+  if (!is_bf16() && !is_f16()) GTEST_SKIP() << "estimates no shift";
+  for (const float jump : {5.0f, 25.0f, 30.0f, 60.0f, 100.0f, 500.0f, 4000.0f, 30000.0f}) {
+    for (const std::int64_t at : {3, 63, 64, 100, 127, 130, 299}) {
+      for (const bool twice : {false, true}) {
+        AttentionShape shape{70, 1, 300, 17, 9, 1.0};
+        if (at == 100) shape.visible_end = 231;  // causal: a mask in some steps
+        AttentionProblem problem(shape, 3900);
+        for (std::int64_t s = 0; s < 300; ++s) problem.key_at(s, 0) = s == at ? 1.0f : twice && s == at / 2 ? 0.5f : 0.0f;
+        for (std::int64_t t = 0; t < 70; ++t) problem.query_at(t, 0, 0) = 0.0f;
+        const AttentionProblem::Result clean = problem.run(emulated);
+        problem.query_at(33, 0, 0) = jump;
+        const AttentionProblem::Result result = problem.run(emulated);
+        const std::string what = "above by " + std::to_string(jump) + ", key " + std::to_string(at);
+        expect_right(problem, result, what);
+        expect_right(problem, problem.run_split(emulated, merge(), 128), what + ", split");
+        for (std::int64_t row = 0; row < 70; ++row) {
+          if (row == 33) continue;
+          for (std::int64_t i = row * 9; i < row * 9 + 9; ++i) {
+            const std::size_t e = static_cast<std::size_t>(i);
+            ASSERT_EQ(bits_of(result.out[e]), bits_of(clean.out[e])) << what << ", row " << row;
+          }
+          ASSERT_EQ(bits_of(result.lse[static_cast<std::size_t>(row)]), bits_of(clean.lse[static_cast<std::size_t>(row)]));
+        }
+        for (const std::int64_t size : {1, 16, 40}) {
+          std::vector<float> out, lse;
+          for (std::int64_t row = 0; row < 70; row += size) {
+            const AttentionProblem::Result some = problem.run(emulated, row, std::min(row + size, std::int64_t{70}));
+            out.insert(out.end(), some.out.begin(), some.out.end());
+            lse.insert(lse.end(), some.lse.begin(), some.lse.end());
+          }
+          expect_same_bits(out, result.out, what + ", in ranges of " + std::to_string(size));
+          expect_same_bits(lse, result.lse, what + ", in ranges of " + std::to_string(size));
+        }
+      }
+    }
+  }
+}
+
+#if defined(POLYHEAD_HAVE_BF16)
+
+double rounded_to_bf16(double x) {
+  std::uint16_t bits = 0;
+  const std::int64_t size = 1;
+  const TensorView view(&bits, DType::bf16, 1, &size);
+  testing::store(view, 0, x);
+  return testing::load(view, 0);
+}
+
+// Weights that are rounded below an estimated shift err hardly more than those below the maximum, of which the largest is
+// exact: the error of libraries that round them so, in exact arithmetic otherwise, 1.1 times.
+TEST_F(PiecesTest, AnEstimatedShiftHardlyAddsError) {
+  for (const double query_size : {1.0, 8.0, 64.0}) {
+    double ours = 0, others = 0;
+    for (std::uint32_t seed = 0; seed < 4; ++seed) {
+      AttentionProblem problem({64, 1, 512, 64, 64, 0.125}, 3950 + 10 * seed, query_size);
+      const AttentionProblem::Result result = problem.run(emulated_bf16);
+      for (std::int64_t row = 0; row < 64; ++row) {
+        const AttentionProblem::Row want = problem.expected(row, 0);
+        double max = -std::numeric_limits<double>::infinity();
+        std::vector<double> score(512), sums(64);
+        for (std::int64_t s = 0; s < 512; ++s) {
+          double dot = 0;
+          for (std::int64_t d = 0; d < 64; ++d) dot += static_cast<double>(problem.query_at(row, 0, d)) * problem.key_at(s, d);
+          score[static_cast<std::size_t>(s)] = 0.125 * dot;
+          max = std::max(max, 0.125 * dot);
+        }
+        double denominator = 0;
+        for (std::int64_t s = 0; s < 512; ++s) {
+          const double weight = std::exp(score[static_cast<std::size_t>(s)] - max), rounded = rounded_to_bf16(weight);
+          denominator += weight;
+          for (std::int64_t e = 0; e < 64; ++e) sums[static_cast<std::size_t>(e)] += rounded * problem.value_at(s, e);
+        }
+        for (std::int64_t e = 0; e < 64; ++e) {
+          const std::size_t i = static_cast<std::size_t>(e);
+          const double off = result.out[static_cast<std::size_t>(row * 64 + e)] - want.out[i];
+          const double off_of_others = rounded_to_bf16(sums[i] / denominator) - want.out[i];
+          ours += off * off;
+          others += off_of_others * off_of_others;
+        }
+      }
+    }
+    const double ratio = std::sqrt(ours / others);
+    EXPECT_LE(ratio, 1.1) << "q x " << query_size;
+    RecordProperty("rms_of_others_at_q_x_" + std::to_string(static_cast<int>(query_size)), std::to_string(ratio));
+  }
+}
+
+#endif
 
 }  // namespace
 }  // namespace polyhead::test

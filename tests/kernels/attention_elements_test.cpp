@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
+#include "dispatch/select_isa.hpp"
 #include "kernels/guarded.hpp"
 #include "polyhead/runtime.hpp"
 #include "simd/contract/attention.hpp"
@@ -229,7 +231,9 @@ std::vector<ElementCase> cases() {
   for (const Isa isa : available_isas()) {
     for (const DType dtype : dispatch::attention_dtypes()) {
       if (dtype == DType::f32) continue;
-      const dispatch::AttentionKernels kernels = dispatch::attention_kernels(dispatch::kernel_table(isa), dtype);
+      const dispatch::KernelTable& table =
+          dispatch::kernel_table(dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission));
+      const dispatch::AttentionKernels kernels = dispatch::attention_kernels(table, dtype);
       const std::string target = std::string(name(isa)) + "_" + name(dtype);
       if (seen.insert(kernels.transposed).second) {
         all.push_back({target + "_attention", dtype, kernels.transposed, kernels.merge});

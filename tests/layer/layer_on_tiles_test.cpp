@@ -29,8 +29,7 @@ namespace target = simd::HWY_NAMESPACE;
 
 template <std::size_t kPieces>
 simd::AttentionKernel attention_kernel(const char* name) {
-  return {name, static_cast<std::int32_t>(target::kBlockRows), static_cast<std::int32_t>(target::kKeyBlock),
-          &target::TileAttentionScratchBytes<kPieces>, &target::RunAttentionOnTiles<target::EmulatedTiles, kPieces>};
+  return target::TileKernel<target::EmulatedTiles, target::F32Pieces<kPieces>>(name);
 }
 const simd::AttentionKernel strict_attention = attention_kernel<3>("attention_f32_amx_emulated");
 const simd::AttentionKernel fast_attention = attention_kernel<2>("fast_attention_f32_amx_emulated");

@@ -22,8 +22,11 @@ def rms_errors(query, key, value, **options):
     assert type(out) is torch.Tensor and out.dtype == query.dtype
     is_bfloat16 = query.dtype == torch.bfloat16
     step = 2.0**-8 if is_bfloat16 else 2.0**-11
-    # Where products are taken in pairs of bf16, the weights are rounded too, as PyTorch's are.
-    weights = 2.0**-8 if is_bfloat16 and polyhead.info()["isa"].endswith("_bf16") else 4e-6
+    # Where bf16 is multiplied as it is, the weights are rounded too, as PyTorch's are.
+    isa = polyhead.info()["isa"]
+    weights = 4e-6
+    if isa.endswith("_bf16") or isa == "amx":
+        weights = 2.0**-8 if is_bfloat16 else 2.0**-15 if isa == "amx" else 4e-6
     largest = value.double().abs().max()
     assert ((out.double() - exact).abs() <= largest * weights + exact.abs() * step + 2.0**-25).all()
     return rms(out), rms(F.scaled_dot_product_attention(query, key, value, **options))
