@@ -554,7 +554,7 @@ TEST_F(PiecesTest, ExponentialOfAnyNumber) {
 TEST_P(PieceAttentionTest, ScoresAboveAnEstimatedShift) {
   if (!is_bf16() && !is_f16()) GTEST_SKIP() << "estimates no shift";
   for (const float jump : {5.0f, 25.0f, 30.0f, 60.0f, 100.0f, 500.0f, 4000.0f, 30000.0f}) {
-    for (const std::int64_t at : {3, 63, 64, 100, 127, 130, 299}) {
+    for (const std::int64_t at : {3, 63, 64, 100, 130, 299}) {
       for (const bool twice : {false, true}) {
         AttentionShape shape{70, 1, 300, 17, 9, 1.0};
         if (at == 100) shape.visible_end = 231;  // causal: a mask in some steps
@@ -575,7 +575,7 @@ TEST_P(PieceAttentionTest, ScoresAboveAnEstimatedShift) {
           }
           ASSERT_EQ(bits_of(result.lse[static_cast<std::size_t>(row)]), bits_of(clean.lse[static_cast<std::size_t>(row)]));
         }
-        for (const std::int64_t size : {1, 16, 40}) {
+        for (const std::int64_t size : {7, 40}) {
           std::vector<float> out, lse;
           for (std::int64_t row = 0; row < 70; row += size) {
             const AttentionProblem::Result some = problem.run(emulated, row, std::min(row + size, std::int64_t{70}));
