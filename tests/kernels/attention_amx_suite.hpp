@@ -18,6 +18,7 @@
 
 #include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
+#include "kernels/attention_elements_suite.hpp"
 #include "kernels/attention_kernel_suite.hpp"
 #include "polyhead/runtime.hpp"
 
@@ -65,6 +66,18 @@ std::vector<KernelCase> cases() {
 INSTANTIATE_TEST_SUITE_P(Tiles, AttentionKernelTest, ::testing::ValuesIn(cases()),
                          [](const auto& instance) { return instance.param.name; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionKernelTest);
+
+std::vector<ElementCase> element_cases() {
+  std::vector<ElementCase> all;
+  for (const KernelCase& c : cases()) {
+    if (c.kernel->element == simd::Element::f32) continue;
+    all.push_back({c.name, c.kernel->element == simd::Element::bf16 ? DType::bf16 : DType::f16, c.kernel, c.merge});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Tiles, AttentionElementsTest, ::testing::ValuesIn(element_cases()),
+                         [](const auto& instance) { return instance.param.name; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionElementsTest);
 
 class PiecesTest : public ::testing::Test {
  protected:
