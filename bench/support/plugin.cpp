@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "dispatch/select_isa.hpp"
 #include "polyhead/error.hpp"
 #include "polyhead/runtime.hpp"
 #include "support/plugin_guard.hpp"
@@ -61,8 +62,7 @@ std::string checked_name(const std::string& library, const std::string& which, c
     refuse(library, which + " has the name '" + one_line(text.c_str(), text.size()) +
                         "'; expected 1 to 40 letters, digits, '.', '_', '-' or '+'");
   }
-  for (const Isa isa :
-       {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::neon, Isa::neon_bf16, Isa::sve, Isa::amx}) {
+  for (const Isa isa : dispatch::all_isas()) {
     if (text == polyhead::name(isa)) refuse(library, which + " has the name '" + text + "', an instruction set of Polyhead's");
   }
   return text;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "api/c_score_mod.hpp"
+#include "dispatch/select_isa.hpp"
 #include "polyhead/polyhead.h"
 #include "polyhead/polyhead.hpp"
 
@@ -196,14 +197,11 @@ polyhead::RelativeBias to_relative_bias(const polyhead_relative_bias* given) {
 }
 
 polyhead::Isa to_isa(const char* wanted) {
-  using polyhead::Isa;
-  std::string known;
-  for (Isa isa :
-       {Isa::reference, Isa::sse4, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::neon, Isa::neon_bf16, Isa::sve, Isa::amx}) {
+  for (const polyhead::Isa isa : polyhead::dispatch::all_isas()) {
     if (std::strcmp(wanted, polyhead::name(isa)) == 0) return isa;
-    known += std::string(known.empty() ? "" : ", ") + polyhead::name(isa);
   }
-  refuse("options.isa is \"" + std::string(wanted) + "\", expected one of " + known);
+  refuse("options.isa is \"" + std::string(wanted) + "\", expected one of " +
+         polyhead::dispatch::names_of(polyhead::dispatch::all_isas()));
 }
 
 polyhead::RuntimeOptions to_runtime_options(const polyhead_runtime_options* given) {

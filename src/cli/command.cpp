@@ -1,18 +1,12 @@
 #include "command.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <charconv>
-#include <vector>
+
+#include "dispatch/select_isa.hpp"
 
 namespace polyhead::cli {
-namespace {
-
-constexpr Isa all_isas[] = {Isa::reference, Isa::sse4,      Isa::avx2, Isa::avx512, Isa::avx512_bf16,
-                            Isa::neon,      Isa::neon_bf16, Isa::sve,  Isa::amx};
-
-}  // namespace
 
 void RuntimeChoice::add_options(CLI::App& command) {
   command.add_option("--threads", threads, "Threads; 0: as many as this process may use")
@@ -30,12 +24,11 @@ Runtime RuntimeChoice::make() const {
 }
 
 Isa parse_isa(const std::string& wanted) {
-  std::vector<std::string> names;
-  for (const Isa isa : all_isas) {
+  for (const Isa isa : dispatch::all_isas()) {
     if (wanted == name(isa)) return isa;
-    names.emplace_back(name(isa));
   }
-  throw UsageError(fmt::format("--isa: no instruction set is called '{}'; there are {}", wanted, fmt::join(names, ", ")));
+  throw UsageError(
+      fmt::format("--isa: no instruction set is called '{}'; there are {}", wanted, dispatch::names_of(dispatch::all_isas())));
 }
 
 Causal parse_causal(const std::string& text) {
