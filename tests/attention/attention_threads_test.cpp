@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "graph/thread_sanitizer.hpp"
 #include "support/attention_case.hpp"
 #if POLYHEAD_TBB
 #include <oneapi/tbb/parallel_for.h>
@@ -233,6 +234,7 @@ TEST_P(ThreadsTest, TheCallingThreadsArenaGivesTheSameBits) {
 // A host that calls from inside its own parallel loop and holds a lock meanwhile: while a call waits, its thread must not take
 // up another iteration of the host's loop, which wants the same lock.
 TEST_P(ThreadsTest, CallsInsideAHostsLoopUnderAHostsLock) {
+  if (graph::thread_sanitizer) GTEST_SKIP() << "the host's oneTBB is opaque to ThreadSanitizer";
   const TimeLimit limit(120);
   Random random(11);
   const AttentionCase test = make_case(attention_spec(1, 64, 64, 20, 40, 16, 16), random);
@@ -261,6 +263,7 @@ TEST_P(ThreadsTest, CallsInsideAHostsLoopUnderAHostsLock) {
 }
 
 TEST_P(ThreadsTest, CallsInsideAHostsLoopAtTheSameTime) {
+  if (graph::thread_sanitizer) GTEST_SKIP() << "the host's oneTBB is opaque to ThreadSanitizer";
   const TimeLimit limit(120);
   RuntimeOptions options;
   options.use_calling_arena = true;
