@@ -25,6 +25,7 @@ struct POLYHEAD_EXPORT Mask {
   Causal causality = Causal::none;
   std::int64_t window_left = unbounded;   // inclusive: keys from t + o - window_left ...
   std::int64_t window_right = unbounded;  // ... to t + o + window_right; o is 0 without causal unless has_offsets
+  std::int64_t window_kept = 0;           // keys s < window_kept of each batch item are seen whatever window_left says
   bool has_key_lengths = false;           // keys s >= key_lengths[b] do not exist for batch item b
   bool has_offsets = false;               // offsets[b] is given (Causal::offset, or a window without causal)
   bool has_boolean = false;               // a bool tensor broadcastable to [batch, heads, query, key]; true = attend
@@ -50,7 +51,9 @@ struct POLYHEAD_EXPORT Mask {
 
   static Mask none() { return {}; }
   static Mask causal(Causal alignment);
-  static Mask window(std::int64_t left, std::int64_t right);
+  // kept: how many first keys stay in sight of every query that they do not come after: what streaming language models keep
+  // beside a window.
+  static Mask window(std::int64_t left, std::int64_t right, std::int64_t kept = 0);
   static Mask key_lengths();
   static Mask offsets();
   static Mask boolean();
@@ -61,7 +64,8 @@ struct POLYHEAD_EXPORT Mask {
   static Mask segments();
   static Mask blocks(std::int64_t queries, std::int64_t keys);
 
-  // Errors: invalid_argument when both give a causal alignment, or block sizes, and they differ. Two windows intersect.
+  // Errors: invalid_argument when both give a causal alignment, block sizes, or a left limit and what it keeps, and they
+  // differ. Two windows intersect.
   friend POLYHEAD_EXPORT Mask operator&(const Mask& a, const Mask& b);
 };
 

@@ -28,6 +28,7 @@ def explain(
     dtype="float32",
     causal=None,
     window=(-1, -1),
+    sink_token_length=0,
     masks=(),
     block_size=None,
     scale=None,
@@ -37,17 +38,21 @@ def explain(
     relative_bias=None,
     length_invariant=False,
     precision="strict",
+    score_mod=None,
     text=False,
 ):
     """How attention of these sizes would be computed: kernel, tiles, pieces, expected time, what keeps it from being faster.
 
-    causal: None, "top_left", "bottom_right" or "offset". window: (left, right), -1 is no limit. masks: names of the mask's other
-    parts, "key_lengths", "query_lengths", "offsets", "packed", "prefix", "segments", "boolean", "bias". block_size: (queries,
-    keys) of a block mask. Returns a dict, whose members docs/architecture.md lists, or with text=True the same for people.
+    causal: None, "top_left", "bottom_right" or "offset". window: (left, right), -1 is no limit; sink_token_length: so many
+    first keys beside it. masks: names of the mask's other parts, "key_lengths", "query_lengths", "offsets", "packed", "prefix",
+    "segments", "boolean", "bias". block_size: (queries, keys) of a block mask. score_mod: a ScoreMod; its classifier, where it
+    has one, is asked about the tiles. Returns a dict, whose members docs/architecture.md lists, or with text=True the same for
+    people.
     """
     told = _polyhead._explain(
-        batch, heads, kv_heads, query_length, key_length, head_dim, value_dim, dtype, causal, tuple(window), list(masks),
-        block_size, scale, softcap, alibi, sink, relative_bias, length_invariant, precision, text,
+        batch, heads, kv_heads, query_length, key_length, head_dim, value_dim, dtype, causal, tuple(window),
+        sink_token_length, list(masks), block_size, scale, softcap, alibi, sink, relative_bias, length_invariant, precision,
+        score_mod, text,
     )
     return told if text else json.loads(told)
 

@@ -10,12 +10,12 @@ from ._polyhead import InvalidArgumentError, KvCache, UnsupportedError
 def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
                             cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
                             window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
-                            return_softmax_lse=False, *, out=None, precision="strict"):
+                            return_softmax_lse=False, *, out=None, precision="strict", sink_token_length=0):
     if not isinstance(k_cache, KvCache):
         return _polyhead.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
             softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes, num_splits, return_softmax_lse,
-            out=out, precision=precision,
+            out=out, precision=precision, sink_token_length=sink_token_length,
         )
     # A KvCache knows its lengths, pages and rotation; what it would not take is refused by name.
     kept = "which a KvCache keeps by itself"
@@ -49,5 +49,6 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     result = k_cache.attention(
         query, sequences=cache_batch_idx, is_causal=causal, window=None if left == -1 else left + 1, scale=softmax_scale,
         softcap=softcap, alibi_slopes=alibi_slopes, precision=precision, out=heads_first(out),
+        sink_token_length=sink_token_length,
     )
     return heads_first(result) if out is None else out

@@ -15,6 +15,7 @@
 #include "errors.hpp"
 #include "modules.hpp"
 #include "polyhead/attention.hpp"
+#include "score_mod.hpp"
 
 namespace polyhead::python {
 
@@ -34,10 +35,10 @@ Value one_of(const std::string& given, const char* argument, const std::pair<con
 std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::int64_t> kv_heads, std::int64_t query_length,
                     std::int64_t key_length, std::int64_t head_dim, std::optional<std::int64_t> value_dim,
                     const std::string& dtype, const std::optional<std::string>& causal,
-                    std::pair<std::int64_t, std::int64_t> window, const std::vector<std::string>& masks,
-                    std::optional<std::pair<std::int64_t, std::int64_t>> block_size, std::optional<double> scale,
-                    double softcap, bool alibi, bool sink, nb::handle relative_bias, bool length_invariant,
-                    nb::handle precision, bool text) {
+                    std::pair<std::int64_t, std::int64_t> window, std::int64_t sink_token_length,
+                    const std::vector<std::string>& masks, std::optional<std::pair<std::int64_t, std::int64_t>> block_size,
+                    std::optional<double> scale, double softcap, bool alibi, bool sink, nb::handle relative_bias,
+                    bool length_invariant, nb::handle precision, nb::handle score_mod, bool text) {
   static constexpr std::pair<const char*, DType> types[] = {
       {"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16}};
   static constexpr std::pair<const char*, Causal> alignments[] = {
@@ -60,7 +61,7 @@ std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::i
     spec.mask = Mask::causal(one_of(*causal, "causal", alignments));
     if (spec.mask.causality == Causal::offset) spec.mask = spec.mask & Mask::offsets();
   }
-  spec.mask = spec.mask & Mask::window(window.first, window.second);
+  spec.mask = spec.mask & Mask::window(window.first, window.second, sink_token_length);
   for (const std::string& part : masks) spec.mask = spec.mask & one_of(part, "masks", parts)();
   if (block_size) spec.mask = spec.mask & Mask::blocks(block_size->first, block_size->second);
   spec.scale = scale;
@@ -70,6 +71,8 @@ std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::i
   spec.length_invariant = length_invariant;
   spec.precision = to_precision(precision);
   borrow_relative_bias(relative_bias, spec.relative_bias);
+  BorrowedScoreMod mod(score_mod);
+  spec.score_mod = mod.view();
   const AttentionPlan plan(spec, default_runtime());
   return text ? plan.explain() : plan.explain_json();
 }
@@ -79,9 +82,10 @@ std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::i
 void register_explain(nb::module_& module) {
   module.def("_explain", &explain, nb::arg("batch"), nb::arg("heads"), nb::arg("kv_heads").none(), nb::arg("query_length"),
              nb::arg("key_length"), nb::arg("head_dim"), nb::arg("value_dim").none(), nb::arg("dtype"),
-             nb::arg("causal").none(), nb::arg("window"), nb::arg("masks"), nb::arg("block_size").none(),
-             nb::arg("scale").none(), nb::arg("softcap"), nb::arg("alibi"), nb::arg("sink"), nb::arg("relative_bias").none(),
-             nb::arg("length_invariant"), nb::arg("precision").none(), nb::arg("text"));
+             nb::arg("causal").none(), nb::arg("window"), nb::arg("sink_token_length"), nb::arg("masks"),
+             nb::arg("block_size").none(), nb::arg("scale").none(), nb::arg("softcap"), nb::arg("alibi"), nb::arg("sink"),
+             nb::arg("relative_bias").none(), nb::arg("length_invariant"), nb::arg("precision").none(),
+             nb::arg("score_mod").none(), nb::arg("text"));
 }
 
 }  // namespace polyhead::python

@@ -19,6 +19,7 @@ struct FlashOptions {
   std::optional<double> softmax_scale;
   bool causal;
   std::pair<std::int64_t, std::int64_t> window_size;
+  std::int64_t sink_token_length;
   double softcap;
   nb::handle alibi_slopes;
   bool return_attn_probs;

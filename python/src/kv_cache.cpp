@@ -129,7 +129,8 @@ nb::object output(nb::handle given, nb::handle query_array, const BorrowedArray&
 
 nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb::handle attn_mask, bool is_causal,
                   std::optional<std::int64_t> window, std::optional<double> scale, double softcap, nb::handle alibi_slopes,
-                  nb::handle sink, nb::handle precision, nb::handle out, nb::handle relative_bias, nb::handle score_mod) {
+                  nb::handle sink, nb::handle precision, nb::handle out, nb::handle relative_bias, nb::handle score_mod,
+                  std::int64_t sink_token_length) {
   const BorrowedArray queries = borrow_rows(query, "query");
   const std::optional<BorrowedArray> which = borrow_integers(sequences, "sequences"), mask = borrow_mask(attn_mask);
   std::optional<BorrowedArray> slopes, sinks;
@@ -145,6 +146,10 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
     if (*window < 1) throw invalid("window: is " + std::to_string(*window) + ", expected 1 key or more, or None");
     options.mask.window_left = *window - 1;
   }
+  if (sink_token_length < 0) {
+    throw invalid("sink_token_length: is " + std::to_string(sink_token_length) + ", expected 0 or more keys");
+  }
+  options.mask.window_kept = sink_token_length;
   options.scale = scale;
   options.softcap = softcap;
   options.has_alibi = slopes.has_value();
@@ -253,12 +258,14 @@ void register_kv_cache(nb::module_& module) {
            nb::arg("attn_mask") = nb::none(), nb::arg("is_causal") = true, nb::arg("window") = nb::none(),
            nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sink") = nb::none(), nb::arg("precision") = "strict", nb::arg("out") = nb::none(),
-           nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(),
+           nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(), nb::arg("sink_token_length") = 0,
            "query: float32, float16 or bfloat16 [batch, heads, T, head_dim], whatever the cache stores, for the last T tokens\n"
            "when is_causal is set (its diagonal ends at the sequence's last token). window: how many keys a query may see, its "
            "own\n"
-           "included. attn_mask broadcasts to [batch, heads, T, S], S being the longest sequence. Returns [batch, heads, T,\n"
-           "value_dim] of query's type, or out, which may be of another one of these.")
+           "included; sink_token_length: so many first keys beside them (not of a ring). attn_mask broadcasts to [batch, "
+           "heads,\n"
+           "T, S], S being the longest sequence. Returns [batch, heads, T, value_dim] of query's type, or out, which may be of "
+           "another one of these.")
       .def("rotate_queries", &rotate_queries, nb::arg("query"), nb::kw_only(), nb::arg("sequences") = nb::none(),
            nb::arg("positions") = nb::none(), nb::arg("out") = nb::none(),
            "The rotation of keys for queries [batch, heads, T, head_dim], at positions[b] + t; None: at the last T tokens.\n"

@@ -73,6 +73,7 @@ struct AttentionArgs {
   static constexpr std::int64_t unbounded_end = std::int64_t{1} << 62;
   std::int64_t visible_begin = unbounded_begin;
   std::int64_t visible_end = unbounded_end;
+  std::int64_t kept_end = 0;  // keys s < kept_end are seen whatever visible_begin says
 
   const std::uint8_t* boolean_mask = nullptr;  // byte at + t * stride + g * head_stride + s * key_stride; 0 excludes
   std::ptrdiff_t mask_stride = 0;
@@ -158,11 +159,37 @@ struct MergeKernel {
 enum class TileClass : std::uint8_t { skip, full, partial };
 
 static inline TileClass classify_tile(std::int64_t t_first, std::int64_t t_last, std::int64_t key_begin, std::int64_t key_end,
-                                      std::int64_t visible_begin, std::int64_t visible_end) {
-  const bool none_visible = t_last + visible_end <= key_begin || t_first + visible_begin >= key_end;
+                                      std::int64_t visible_begin, std::int64_t visible_end, std::int64_t kept_end) {
+  const std::int64_t rest = key_begin < kept_end ? kept_end : key_begin;  // the keys that visible_begin may hide
+  const bool none_visible = t_last + visible_end <= key_begin || (t_first + visible_begin >= key_end && kept_end <= key_begin);
   if (none_visible) return TileClass::skip;
-  const bool all_visible = t_last + visible_begin <= key_begin && t_first + visible_end >= key_end;
+  const bool all_visible = (t_last + visible_begin <= rest || rest >= key_end) && t_first + visible_end >= key_end;
   return all_visible ? TileClass::full : TileClass::partial;
+}
+
+// Of the keys [key_begin, key_end) the least stretch with all that a query of [t_first, t_last] sees; empty where it sees none.
+// Between kept keys and the first visible one there may be keys that none sees.
+struct SeenKeys {
+  std::int64_t begin, end;
+};
+static inline SeenKeys seen_keys(std::int64_t t_first, std::int64_t t_last, std::int64_t key_begin, std::int64_t key_end,
+                                 std::int64_t visible_begin, std::int64_t visible_end, std::int64_t kept_end) {
+  SeenKeys seen = {t_first + visible_begin, t_last + visible_end};
+  if (seen.begin < key_begin) seen.begin = key_begin;
+  if (seen.end > key_end) seen.end = key_end;
+  if (key_begin < kept_end) {
+    if (seen.begin >= seen.end && seen.end > kept_end) seen.end = kept_end;
+    seen.begin = key_begin;
+  }
+  return seen;
+}
+
+// The first key >= `key` of a block of which a query from t_first on may see a key, key being the first one of a block: blocks
+// that lie wholly between the kept keys and the visible ones are passed over.
+static inline std::int64_t next_seen_block(std::int64_t t_first, std::int64_t key, std::int64_t block_keys,
+                                           std::int64_t visible_begin, std::int64_t kept_end) {
+  const std::int64_t hidden = t_first + visible_begin - key;
+  return key < kept_end || hidden < block_keys ? key : key + hidden / block_keys * block_keys;
 }
 
 }  // namespace polyhead::simd

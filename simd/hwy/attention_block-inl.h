@@ -203,8 +203,9 @@ class MaskReader {
     }
     mask.structural =
         classify_tile(block.t_first, block.t_last, key + static_cast<std::int64_t>(begin), key + static_cast<std::int64_t>(end),
-                      args_.visible_begin, args_.visible_end) != TileClass::full;
+                      args_.visible_begin, args_.visible_end, args_.kept_end) != TileClass::full;
     if (mask.structural) {
+      mask.kept_end = ClampLimit(args_.kept_end - key);
       mask.first_begin = ClampLimit(block.t_first + args_.visible_begin - key);
       mask.first_end = ClampLimit(block.t_first + args_.visible_end - key);
       mask.query_offset = block.query_offset;

@@ -558,20 +558,14 @@ class AttentionRun {
 
   // The keys of `count` row blocks. Only key blocks that one of them can see are visited.
   void Keys(RowBlock* blocks, size_t count) {
-    const std::int64_t first_key = blocks[0].t_first + args_.visible_begin;
-    const std::int64_t last_key = blocks[count - 1].t_last + args_.visible_end;
+    const std::int64_t t_first = blocks[0].t_first, t_last = blocks[count - 1].t_last;
     const std::int64_t block = static_cast<std::int64_t>(kKeyBlock);
-    std::int64_t key_begin = args_.key_begin;
-    if (first_key > key_begin) key_begin += (first_key - key_begin) / block * block;
-    const std::int64_t key_end = HWY_MIN(args_.key_end, last_key);
-    for (std::int64_t key = key_begin; key < key_end; key += block) {
+    const std::int64_t key_end = HWY_MIN(args_.key_end, t_last + args_.visible_end);
+    for (std::int64_t key = NextSeenBlock(args_, t_first, args_.key_begin, block); key < key_end;
+         key = NextSeenBlock(args_, t_first, key + block, block)) {
       const std::int64_t end = HWY_MIN(key + block, args_.key_end);
       if (!mask_.ReadKeys(key, end, space_.mask)) continue;
-      if constexpr (!kReadsInPlace<T>) {
-        seen_begin_ = HWY_MAX(first_key - key, std::int64_t{0}) & ~std::int64_t{3};
-        seen_end_ = HWY_MIN(last_key, end) - key;
-        if (args_.key_marks) NarrowToMarks(args_.key_marks, key, seen_begin_, seen_end_);
-      }
+      if constexpr (!kReadsInPlace<T>) SeenInBlock(t_first, t_last, key, end, seen_begin_, seen_end_);
       bool first = true;
       for (size_t i = 0; i < count; ++i) {
         if (OneTile(blocks[i], key, end, first)) first = false;
@@ -579,11 +573,19 @@ class AttentionRun {
     }
   }
 
-  bool OneTile(RowBlock& block, std::int64_t key, std::int64_t end, bool first) {
-    // Keys of the block that some row can see, from a multiple of 4 on (ComputeWeights sums in fours).
-    std::int64_t seen_begin = HWY_MAX(block.t_first + args_.visible_begin - key, std::int64_t{0}) & ~std::int64_t{3};
-    std::int64_t seen_end = HWY_MIN(block.t_last + args_.visible_end, end) - key;
+  // Keys of the block [key, end) that one of the queries can see, counted from key: from a multiple of 4 on (ComputeWeights
+  // sums in fours).
+  void SeenInBlock(std::int64_t t_first, std::int64_t t_last, std::int64_t key, std::int64_t end, std::int64_t& seen_begin,
+                   std::int64_t& seen_end) const {
+    const SeenKeys seen = SeenOf(args_, t_first, t_last, key, end);
+    seen_begin = (seen.begin - key) & ~std::int64_t{3};
+    seen_end = seen.end - key;
     if (args_.key_marks) NarrowToMarks(args_.key_marks, key, seen_begin, seen_end);
+  }
+
+  bool OneTile(RowBlock& block, std::int64_t key, std::int64_t end, bool first) {
+    std::int64_t seen_begin, seen_end;
+    SeenInBlock(block.t_first, block.t_last, key, end, seen_begin, seen_end);
     if (seen_begin >= seen_end) return false;
     Tile<T> tile;
     tile.begin = static_cast<size_t>(seen_begin);

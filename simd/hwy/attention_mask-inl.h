@@ -24,6 +24,7 @@ struct TileMask {
   bool structural = false;
   std::int32_t first_begin = 0;  // the visible range of the tile's first query is [first_begin, first_end)
   std::int32_t first_end = 0;
+  std::int32_t kept_end = 0;                   // keys before it are seen whatever first_begin says
   const std::int32_t* query_offset = nullptr;  // [row]: t of the row minus t of the tile's first row
   Varies boolean = Varies::absent;
   const std::int32_t* excluded_keys = nullptr;  // [key]: -1 excluded, 0 allowed              (Varies::keys)
@@ -113,6 +114,13 @@ static inline void ApplyMaskWithBoolean(const TileMask& mask, float* scores, siz
 // Changes, biases and masks scores[begin, end)[width] in place and raises max[width] to them.
 static inline void ApplyMask(const TileMask& mask, float* scores, size_t width, size_t begin, size_t end, float* max) {
   if (mask.change.Wanted()) ChangeTile(mask.change, scores, width, begin, end);
+  if (mask.structural && HWY_UNLIKELY(mask.kept_end > static_cast<std::int32_t>(begin))) {
+    TileMask kept = mask;
+    kept.first_begin = ClampLimit(AttentionF32Args::unbounded_begin);
+    const size_t kept_end = HWY_MIN(static_cast<size_t>(mask.kept_end), end);
+    ApplyMaskWithBoolean<true>(kept, scores, width, begin, kept_end, max);
+    begin = kept_end;
+  }
   if (mask.structural) return ApplyMaskWithBoolean<true>(mask, scores, width, begin, end, max);
   return ApplyMaskWithBoolean<false>(mask, scores, width, begin, end, max);
 }

@@ -325,17 +325,19 @@ class DecodeRun {
 
   void Keys(const AttentionF32Args& args) {
     const std::int64_t block = static_cast<std::int64_t>(kBlock);
-    const std::int64_t first_seen = query_of_row_[0] + args.visible_begin;
+    const std::int64_t t_first = query_of_row_[0];
     const std::int64_t key_end = HWY_MIN(args.key_end, query_of_row_[rows_ - 1] + args.visible_end);
-    std::int64_t key_begin = args.key_begin;
-    if (first_seen > key_begin) key_begin += (first_seen - key_begin) / block * block;
-    for (std::int64_t key = key_begin; key < key_end; key += block) KeyBlock(args, key, first_seen, key_end);
+    for (std::int64_t key = NextSeenBlock(args, t_first, args.key_begin, block); key < key_end;
+         key = NextSeenBlock(args, t_first, key + block, block)) {
+      KeyBlock(args, key, key_end);
+    }
   }
 
-  void KeyBlock(const AttentionF32Args& args, std::int64_t first_key, std::int64_t first_seen, std::int64_t key_end) {
-    const size_t end = static_cast<size_t>(HWY_MIN(key_end - first_key, static_cast<std::int64_t>(kBlock)));
-    const size_t first_of_block = first_seen > first_key ? static_cast<size_t>(first_seen - first_key) : 0;
-    if (first_of_block >= end) return;
+  void KeyBlock(const AttentionF32Args& args, std::int64_t first_key, std::int64_t key_end) {
+    const SeenKeys seen = SeenOf(args, query_of_row_[0], query_of_row_[rows_ - 1], first_key,
+                                 HWY_MIN(key_end, first_key + static_cast<std::int64_t>(kBlock)));
+    if (seen.begin >= seen.end) return;
+    const size_t first_of_block = static_cast<size_t>(seen.begin - first_key), end = static_cast<size_t>(seen.end - first_key);
     const std::uint8_t* marks = args.key_marks ? args.key_marks + first_key / AttentionF32Args::keys_per_mark : nullptr;
     if (marks && !AnyMark(marks, 0, static_cast<std::int64_t>(end))) return;
     bool mod_is_full = false;
@@ -568,6 +570,18 @@ class DecodeRun {
     }
   }
 
+  // Of a block with kept keys: what begins with them, and hides those between them and the visible ones.
+  HWY_NOINLINE void ShowKept(size_t kept_end, const KeySpan& span, RowMask& mask) {
+    const size_t begin = HWY_MIN(static_cast<size_t>(HWY_MAX(mask.begin, 0)), span.end);
+    mask.begin = 0;
+    if (begin <= kept_end) return;
+    if (!mask.excluded) {
+      for (size_t k = 0; k < span.end; ++k) excluded_[k] = 0;
+    }
+    for (size_t k = kept_end; k < begin; ++k) excluded_[k] = -1;
+    mask.excluded = excluded_;
+  }
+
   // Masks the row's scores and raises its shift to them; old_shift[i] is what that was.
   void ApplyRowMask(const AttentionF32Args& args, size_t i, std::int64_t first_key, const KeySpan& span, float* old_shift) {
     const std::int64_t t = query_of_row_[i], g = head_of_row_[i];
@@ -587,6 +601,7 @@ class DecodeRun {
       for (size_t k = span.begin; k < span.end; ++k, from = Offset(from, args.bias_key_stride)) bias_[k] = *from;
       mask.bias = bias_;
     }
+    if (HWY_UNLIKELY(first_key < args.kept_end)) ShowKept(static_cast<size_t>(args.kept_end - first_key), span, mask);
     float* row = scores_ + i * kDecodeKeyBlock;
     const bool caps = args.softcap > 0.0 && args.score_mod == nullptr;  // else ChangeByCaller has done it
     if (HWY_UNLIKELY(caps || args.alibi_slopes != nullptr)) {

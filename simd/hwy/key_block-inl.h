@@ -32,6 +32,16 @@ inline void NarrowToMarks(const std::uint8_t* marks, std::int64_t key, std::int6
   while (begin < end && marks[(end - 1) / kKeys] == 0) end = (end - 1) / kKeys * kKeys;
 }
 
+// Which of the keys [begin, end) queries [t_first, t_last] of a call see, and the first key >= `key` of a block that they do.
+inline SeenKeys SeenOf(const AttentionF32Args& args, std::int64_t t_first, std::int64_t t_last, std::int64_t begin,
+                       std::int64_t end) {
+  return seen_keys(t_first, t_last, begin, end, args.visible_begin, args.visible_end, args.kept_end);
+}
+inline std::int64_t NextSeenBlock(const AttentionF32Args& args, std::int64_t t_first, std::int64_t key,
+                                  std::int64_t block_keys) {
+  return next_seen_block(t_first, key, block_keys, args.visible_begin, args.kept_end);
+}
+
 enum class Allowed : std::uint8_t { none, all, some };
 
 // excluded[i] = -1 where key i's byte is 0, else 0.

@@ -62,7 +62,9 @@ Scaling scaling_of_value(const AttentionF32Args& args, std::int64_t s) {
 
 // Whether query t of head g of the group may see key s, whatever its score.
 bool is_allowed(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
-  if (args.visible_begin != AttentionF32Args::unbounded_begin && s < t + args.visible_begin) return false;
+  if (args.visible_begin != AttentionF32Args::unbounded_begin && s < t + args.visible_begin && s >= args.kept_end) {
+    return false;
+  }
   if (args.visible_end != AttentionF32Args::unbounded_end && s >= t + args.visible_end) return false;
   if (args.boolean_mask) {
     const std::uint8_t* allowed =

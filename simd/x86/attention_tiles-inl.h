@@ -123,12 +123,11 @@ class TileAttentionRun {
   // The keys of `count` row blocks, chunk by chunk.
   void Keys(size_t count) {
     const std::int64_t chunk_keys = static_cast<std::int64_t>(chunk_keys_);
-    const std::int64_t first_key = space_.blocks[0].t_first + args_.visible_begin;
-    const std::int64_t end = HWY_MIN(args_.key_end, space_.blocks[count - 1].t_last + args_.visible_end);
-    std::int64_t chunk = args_.key_begin;
-    if (first_key > chunk) chunk += (first_key - chunk) / chunk_keys * chunk_keys;
-    for (; chunk < end; chunk += chunk_keys) {
-      const std::int64_t chunk_end = HWY_MIN(chunk + chunk_keys, end);
+    const std::int64_t t_first = space_.blocks[0].t_first, t_last = space_.blocks[count - 1].t_last;
+    const std::int64_t end = HWY_MIN(args_.key_end, t_last + args_.visible_end);
+    for (std::int64_t chunk = NextSeenBlock(args_, t_first, args_.key_begin, chunk_keys); chunk < end;
+         chunk = NextSeenBlock(args_, t_first, chunk + chunk_keys, chunk_keys)) {
+      const std::int64_t chunk_end = SeenOf(args_, t_first, t_last, chunk, HWY_MIN(chunk + chunk_keys, end)).end;
       Pack(chunk, chunk_end);
       for (size_t i = 0; i < count; ++i) Steps(space_.blocks[i], chunk, chunk_end);
       Advance(nullptr);
@@ -152,17 +151,17 @@ class TileAttentionRun {
   // Sends the steps in which some row of the block sees some key on their way.
   void Steps(PieceBlock& block, std::int64_t chunk, std::int64_t chunk_end) {
     const std::int64_t step_keys = static_cast<std::int64_t>(kStepKeys);
-    const std::int64_t begin = HWY_MAX(chunk, block.t_first + args_.visible_begin);
-    const std::int64_t end = HWY_MIN(chunk_end, block.t_last + args_.visible_end);
-    if (begin >= end) return;
-    for (std::int64_t key = chunk + (begin - chunk) / step_keys * step_keys; key < end; key += step_keys) {
+    for (std::int64_t key = NextSeenBlock(args_, block.t_first, chunk, step_keys); key < chunk_end;
+         key = NextSeenBlock(args_, block.t_first, key + step_keys, step_keys)) {
+      const SeenKeys seen = SeenOf(args_, block.t_first, block.t_last, key, HWY_MIN(key + step_keys, chunk_end));
+      if (seen.begin >= seen.end) return;  // only keys of later queries follow
       Step& step = steps_[next_step_];
       const StepBuffers& set = space_.sets[next_set_];
       step.block = &block;
       step.key = key;
       step.set = next_set_;
-      step.group_begin = begin - key >= static_cast<std::int64_t>(kGroupKeys) ? 1 : 0;
-      step.seen_end = static_cast<size_t>(HWY_MIN(end - key, step_keys));
+      step.group_begin = seen.begin - key >= static_cast<std::int64_t>(kGroupKeys) ? 1 : 0;
+      step.seen_end = static_cast<size_t>(seen.end - key);
       step.group_end = step.seen_end > kGroupKeys ? 2 : 1;
       step.mask = TileMask();
       if (!mask_.ReadKeys(key, HWY_MIN(key + step_keys, args_.key_end), set.mask)) continue;

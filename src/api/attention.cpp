@@ -118,6 +118,7 @@ std::shared_ptr<const detail::AttentionPlanState> find_plan(const Runtime& runti
       .add(spec.softcap)
       .add(spec.mask.window_left)
       .add(spec.mask.window_right)
+      .add(spec.mask.window_kept)
       .add(spec.mask.block_queries)
       .add(spec.mask.block_keys);
   const Mask& mask = spec.mask;

@@ -150,7 +150,7 @@ polyhead::Mask to_mask(const polyhead_mask* given) {
   }
   polyhead::Mask result;
   if (mask.causal != POLYHEAD_CAUSAL_NONE) result = polyhead::Mask::causal(static_cast<polyhead::Causal>(mask.causal));
-  if (mask.has_window != 0) result = result & polyhead::Mask::window(mask.window_left, mask.window_right);
+  if (mask.has_window != 0) result = result & polyhead::Mask::window(mask.window_left, mask.window_right, mask.window_kept);
   if (mask.has_key_lengths != 0) result = result & polyhead::Mask::key_lengths();
   if (mask.has_offsets != 0) result = result & polyhead::Mask::offsets();
   if (mask.has_boolean != 0) result = result & polyhead::Mask::boolean();

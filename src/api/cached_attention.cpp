@@ -89,6 +89,10 @@ std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs&
       fail("AttentionSpec.mask.causality", "another one",
            "Causal::bottom_right over a ring, whose window follows the last token");
     }
+    if (spec.mask.window_kept != 0) {
+      fail("AttentionSpec.mask.window_kept", std::to_string(spec.mask.window_kept),
+           "0 over a ring, whose first tokens are gone");
+    }
     const std::int64_t wanted = inputs.cache->plan_key_length();
     if (spec.key_length < wanted) {
       fail("AttentionSpec.key_length", std::to_string(spec.key_length),

@@ -154,6 +154,9 @@ void check_mask(const char* name, const Mask& mask) {
   if (mask.window_right < Mask::unbounded) {
     fail((prefix + ".window_right").c_str(), std::to_string(mask.window_right), "0 or more keys, or -1 for no limit");
   }
+  if (mask.window_kept < 0) {
+    fail((prefix + ".window_kept").c_str(), std::to_string(mask.window_kept), "0 or more keys");
+  }
   if (mask.causality == Causal::offset && !mask.has_offsets) {
     fail((prefix + ".has_offsets").c_str(), "false", "true, since the causal alignment is Causal::offset");
   }

@@ -30,10 +30,14 @@ Mask Mask::causal(Causal alignment) {
   return mask;
 }
 
-Mask Mask::window(std::int64_t left, std::int64_t right) {
+Mask Mask::window(std::int64_t left, std::int64_t right, std::int64_t kept) {
   check_window("left", left);
   check_window("right", right);
+  if (kept < 0) {
+    throw Error(ErrorCode::invalid_argument, "window: kept is " + std::to_string(kept) + ", expected 0 or more keys");
+  }
   Mask mask;
+  mask.window_kept = kept;
   mask.window_left = left;
   mask.window_right = right;
   return mask;
@@ -105,7 +109,11 @@ Mask operator&(const Mask& a, const Mask& b) {
   if (a.block_queries && b.block_queries && (a.block_queries != b.block_queries || a.block_keys != b.block_keys)) {
     throw Error(ErrorCode::invalid_argument, "mask: two block sizes that differ cannot be combined");
   }
+  if (a.window_left != Mask::unbounded && b.window_left != Mask::unbounded && a.window_kept != b.window_kept) {
+    throw Error(ErrorCode::invalid_argument, "mask: two windows that keep different numbers of first keys cannot be combined");
+  }
   Mask both;
+  both.window_kept = a.window_left != Mask::unbounded ? a.window_kept : b.window_kept;
   both.causality = std::max(a.causality, b.causality);
   both.window_left = intersect(a.window_left, b.window_left);
   both.window_right = intersect(a.window_right, b.window_right);

@@ -81,6 +81,7 @@ ScoreShape read_packed(const SequenceTensors& tensors, std::int64_t heads, std::
 void read_sequences(const Mask& mask, const SequenceTensors& tensors, const ScoreShape& shape, std::int64_t query_total,
                     const std::int64_t* key_lengths, const std::int64_t* offsets, plan::SequenceTable& table) {
   plan::SequenceInputs inputs;
+  inputs.window_kept = mask.window_kept;
   inputs.items = shape.batch;
   inputs.query_length = shape.query_length;
   inputs.key_length = shape.key_length;

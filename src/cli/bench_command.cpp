@@ -87,6 +87,7 @@ std::vector<BenchWorkload> chosen_workloads(const Options& options) {
   const bool without_value = options.causal.empty() || options.causal == "true";  // what --causal alone leaves
   const Causal causal = !options.is_causal ? Causal::none : without_value ? Causal::bottom_right : parse_causal(options.causal);
   const Mask window = parse_window(options.window);
+  if (window.window_kept != 0) throw UsageError("--window: KEPT is for `run`; `bench` has windows without kept keys");
   if (options.shapes.empty() && (options.is_causal || !options.window.empty() || options.key_lengths)) {
     throw UsageError("--causal, --window and --key-lengths belong to --shape; a named workload has its own mask");
   }

@@ -55,14 +55,22 @@ WeightType parse_weight_type(const std::string& text) {
 
 Mask parse_window(const std::string& text) {
   if (text.empty()) return Mask::none();
-  std::int64_t left = 0, right = 0;
-  const char* const last = text.data() + text.size();
-  const auto [comma, left_error] = std::from_chars(text.data(), last, left);
-  if (left_error == std::errc() && comma != last && *comma == ',') {
-    const auto [end, right_error] = std::from_chars(comma + 1, last, right);
-    if (right_error == std::errc() && end == last && left >= -1 && right >= -1) return Mask::window(left, right);
+  std::int64_t numbers[3] = {0, 0, 0};  // left, right, kept
+  const char* at = text.data();
+  const char* const last = at + text.size();
+  bool reads = true;
+  int count = 0;
+  while (reads && count < 3 && at != last) {
+    reads = count == 0 || *at++ == ',';
+    const auto [end, error] = std::from_chars(at, last, numbers[count]);
+    reads = reads && error == std::errc();
+    at = end;
+    ++count;
   }
-  throw UsageError(fmt::format("--window: '{}' is not LEFT,RIGHT with sizes of at least 0, or -1 for no limit", text));
+  const auto [left, right, kept] = numbers;
+  if (reads && at == last && count >= 2 && left >= -1 && right >= -1 && kept >= 0) return Mask::window(left, right, kept);
+  throw UsageError(
+      fmt::format("--window: '{}' is not LEFT,RIGHT or LEFT,RIGHT,KEPT with sizes of at least 0, or -1 for no limit", text));
 }
 
 }  // namespace polyhead::cli

@@ -39,7 +39,7 @@ Causal parse_causal(const std::string& text);
 Precision parse_precision(const std::string& text);
 // "f32", "bf16", "f16", "int8", "int4" or "int8_dynamic".
 WeightType parse_weight_type(const std::string& text);
-// "LEFT,RIGHT", each a number of keys or -1 for no limit; an empty text is no window.
+// "LEFT,RIGHT", each a number of keys or -1 for no limit, or "LEFT,RIGHT,KEPT"; an empty text is no window.
 Mask parse_window(const std::string& text);
 
 // Each adds its subcommand and returns what to do once the command line has been read.

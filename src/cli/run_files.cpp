@@ -43,7 +43,10 @@ io::Array read_f32(const char* option, const std::string& path, int least_rank, 
 void MaskOptions::add_options(CLI::App& command) {
   command.add_option("--causal", causal_, "top-left: key s is seen when s <= t; bottom-right: when s <= t + S - T")
       ->type_name("WHERE");
-  command.add_option("--window", window_, "Keys left and right of the diagonal, inclusive; -1 for no limit")->type_name("L,R");
+  command
+      .add_option("--window", window_,
+                  "Keys left and right of the diagonal, inclusive; -1 for no limit; KEPT first keys stay in sight")
+      ->type_name("L,R[,KEPT]");
   command.add_option("--key-lengths", key_lengths_path_, "int32 or int64 [B]: keys at or beyond the length do not exist")
       ->type_name("NPY");
   command.add_option("--mask", boolean_path_, "bool or uint8, broadcastable to [B, H, T, S]; true: attend")->type_name("NPY");

@@ -57,6 +57,7 @@ void SequenceTable::add_documents(const SequenceInputs& inputs, std::int64_t ite
       document.mask_key += keys->begin;
       document.offset += queries.begin - keys->begin;
       document.prefix = std::clamp<std::int64_t>(whole.prefix - keys->begin, 0, document.key_length);
+      document.kept = std::clamp<std::int64_t>(whole.kept - keys->begin, 0, document.key_length);
     }
     sequences_.push_back(document);
   }
@@ -104,6 +105,7 @@ void SequenceTable::build(const SequenceInputs& inputs) {
     if (inputs.causality == Causal::bottom_right) sequence.offset = sequence.key_length - sequence.query_length;
     if (inputs.offsets) sequence.offset = inputs.offsets[item];
     if (inputs.prefix_lengths) sequence.prefix = std::min(inputs.prefix_lengths[item], sequence.key_length);
+    sequence.kept = std::min(inputs.window_kept, sequence.key_length);
     if (inputs.query_segments.ids) {
       add_documents(inputs, item, sequence);
     } else if (sequence.query_length > 0) {

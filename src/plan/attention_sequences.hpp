@@ -17,6 +17,7 @@ struct Sequence {
   std::int64_t key_begin = 0, key_length = 0;  // 0 keys: its rows are there, and empty
   std::int64_t offset = 0;                     // of the causal diagonal: query t stands at key t + offset
   std::int64_t prefix = 0;                     // its keys before this one are seen whatever causal says
+  std::int64_t kept = 0;                       // and these whatever the window's left side says
   // Where its first query and key lie in boolean mask, bias and block mask.
   std::int64_t mask_batch = 0, mask_query = 0, mask_key = 0;
   // Documents that lie in no order: where the numbers of its queries begin in SequenceTable::segment_numbers, followed by those
@@ -44,6 +45,7 @@ struct SequenceInputs {
   std::int64_t items = 0;                         // batch items, or packed sequences
   std::int64_t query_length = 0, key_length = 0;  // of a batch item, padding included; of all sequences
   Causal causality = Causal::none;
+  std::int64_t window_kept = 0;
   const std::int64_t* query_lengths = nullptr;
   const std::int64_t* key_lengths = nullptr;
   const std::int64_t* offsets = nullptr;

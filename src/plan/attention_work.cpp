@@ -81,6 +81,7 @@ Sequence sequence_of(const AttentionOperands& o, std::int64_t item) {
   sequence.key_length = o.mask.has_key_lengths ? o.key_lengths[item] : o.shape.key_length;
   if (o.mask.causality == Causal::bottom_right) sequence.offset = sequence.key_length - sequence.query_length;
   if (o.mask.has_offsets) sequence.offset = o.offsets[item];
+  sequence.kept = std::min(o.mask.window_kept, sequence.key_length);
   return sequence;
 }
 
@@ -153,6 +154,7 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
   args.row_end = region.row_end;
   args.visible_begin = region.keys.visible_begin;
   args.visible_end = region.keys.visible_end;
+  args.kept_end = region.keys.kept_end;
   const ScoreOperands& scores = o.scores;
   if (scores.boolean_mask) {
     args.boolean_mask =
@@ -263,10 +265,14 @@ KeyRange key_range_of_queries(const AttentionOperands& o, const Sequence& sequen
   if (o.mask.window_right != Mask::unbounded) {
     range.visible_end = std::min(range.visible_end, offset + std::min(o.mask.window_right, far) + 1);
   }
-  if (o.mask.window_left != Mask::unbounded) range.visible_begin = offset - std::min(o.mask.window_left, far);
+  if (o.mask.window_left != Mask::unbounded) {
+    range.visible_begin = offset - std::min(o.mask.window_left, far);
+    range.kept_end = std::min(sequence.kept, keys);
+  }
   if (first > last) return range;
-  range.begin = std::clamp<std::int64_t>(first + range.visible_begin, 0, keys);
-  range.end = std::clamp<std::int64_t>(last + range.visible_end, 0, keys);
+  const simd::SeenKeys seen = simd::seen_keys(first, last, 0, keys, range.visible_begin, range.visible_end, range.kept_end);
+  range.begin = std::min(seen.begin, keys);
+  range.end = std::max<std::int64_t>(seen.end, 0);
   return range;
 }
 
@@ -547,16 +553,22 @@ double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, 
         return;
       }
       const std::int64_t first = region.row_begin / region.group, last = (region.row_end - 1) / region.group;
+      // Each query sees the keys up to its end but those between the kept ones and its begin.
+      const std::int64_t count = last - first + 1, kept_end = std::max(keys.begin, keys.kept_end);
+      const std::int64_t between =
+          sum_of_clamped(first, last, keys.visible_begin, kept_end, std::max(kept_end, keys.end)) - count * kept_end;
       const double spans = static_cast<double>(sum_of_clamped(first, last, keys.visible_end, keys.begin, keys.end) -
-                                               sum_of_clamped(first, last, keys.visible_begin, keys.begin, keys.end));
-      const double rows = static_cast<double>(region.rows()), queries = static_cast<double>(last - first + 1);
+                                               count * keys.begin - between);
+      const double rows = static_cast<double>(region.rows()), queries = static_cast<double>(count);
       const double share = visible_share(hidden, first, keys.begin, keys.end);
       // Lanes are computed whole, whether a row fills them or not.
       const double padded = static_cast<double>(round_up(region.rows(), kernel.row_block));
       const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
       const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
-      const double bytes =
-          static_cast<double>(keys.end - keys.begin) * width * static_cast<double>(size_in_bytes(o.shape.of_keys()));
+      const std::int64_t seen_by_none =
+          std::clamp(first + keys.visible_begin, kept_end, std::max(kept_end, keys.end)) - kept_end;
+      const double bytes = static_cast<double>(keys.end - keys.begin - seen_by_none) * width *
+                           static_cast<double>(size_in_bytes(o.shape.of_keys()));
       const double reading = bytes / 12.0;  // 12 GB/s
       cost += 200.0 + rows * width * 0.1 + share * std::max(arithmetic, reading);
     });
@@ -570,8 +582,9 @@ void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o
   for_each_kernel(choice, row_begin, row_end, [&](const simd::AttentionKernel& kernel, std::int64_t first, std::int64_t last) {
     for_each_region(o, sequence, kv_head, first, last, [&](const Region& region, const HiddenKeys& hidden) {
       const std::int64_t block = kernel.key_block;
-      const std::int64_t begin = std::max(region.keys.begin / block * block, split * choice.key_split);
-      const std::int64_t end = std::min(region.keys.end, (split + 1) * choice.key_split);
+      const simd::SeenKeys seen = region.keys.seen_by(region.row_begin / region.group, (region.row_end - 1) / region.group,
+                                                      split * choice.key_split, (split + 1) * choice.key_split);
+      const std::int64_t begin = seen.begin / block * block, end = seen.end;
       simd::AttentionF32Args args = arguments(o, sequence, region);
       args.partial = partial;
       if (aim(kernel, o, region, hidden, begin, end, static_cast<char*>(scratch), args)) {

@@ -2,6 +2,7 @@
 // piece of it costs, and running one piece. Everything here is shape arithmetic and one kernel call; no threads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -121,8 +122,14 @@ AttentionShape own_shape(const AttentionOperands& operands, std::int64_t item);
 // The keys that rows [row_begin, row_end) of an item may see by structure, and the visibility limits for the kernel.
 struct KeyRange {
   std::int64_t begin = 0, end = 0;                  // begin is not yet rounded to a key block; empty when begin >= end
-  std::int64_t visible_begin = 0, visible_end = 0;  // as in simd::AttentionF32Args
+  std::int64_t visible_begin = 0, visible_end = 0;  // as in simd::AttentionArgs
+  std::int64_t kept_end = 0;                        // likewise; only where visible_begin is a limit
   std::int64_t offset = 0;                          // of the causal diagonal: query t stands at key t + offset
+
+  // Of these keys, those of [from, to) that queries [first, last] see.
+  simd::SeenKeys seen_by(std::int64_t first, std::int64_t last, std::int64_t from, std::int64_t to) const {
+    return simd::seen_keys(first, last, std::max(from, begin), std::min(to, end), visible_begin, visible_end, kept_end);
+  }
 };
 KeyRange key_range(const AttentionOperands& operands, std::int64_t item, std::int64_t row_begin, std::int64_t row_end);
 

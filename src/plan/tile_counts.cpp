@@ -28,13 +28,29 @@ void for_each_row_block(const AttentionChoice& choice, const AttentionOperands& 
   if (cut < rows) of_kernel(choice.rest_kernel, cut, rows);
 }
 
-// Key blocks that one of the rows sees: [first, end).
+// Key blocks that one of the rows sees: [kept_begin, kept_end) and [begin, end).
 struct KeyBlocks {
-  std::int64_t first = 0, end = 0;
-  explicit KeyBlocks(const Rows& rows) {
-    if (rows.keys.begin >= rows.keys.end) return;
-    first = rows.keys.begin / rows.kernel->key_block;
-    end = divide_up(rows.keys.end, std::int64_t{rows.kernel->key_block});
+  std::int64_t kept_begin = 0, kept_end = 0, begin = 0, end = 0;
+
+  KeyBlocks(const Rows& rows, std::int64_t group) {
+    const KeyRange& keys = rows.keys;
+    if (keys.begin >= keys.end) return;
+    const std::int64_t key_block = rows.kernel->key_block;
+    begin = keys.begin / key_block;
+    end = divide_up(keys.end, key_block);
+    if (keys.kept_end <= keys.begin) return;
+    kept_begin = begin;
+    kept_end = std::min(divide_up(keys.kept_end, key_block), end);
+    const std::int64_t visible =
+        simd::next_seen_block(rows.begin / group, kept_end * key_block, key_block, keys.visible_begin, 0);
+    begin = std::min(visible / key_block, end);
+  }
+
+  std::int64_t count() const { return kept_end - kept_begin + end - begin; }
+  template <typename Function>
+  void for_each(const Function& function) const {
+    for (std::int64_t block = kept_begin; block < kept_end; ++block) function(block);
+    for (std::int64_t block = begin; block < end; ++block) function(block);
   }
 };
 
@@ -45,14 +61,14 @@ TileCounts count_tiles(const AttentionChoice& choice, const AttentionOperands& o
   TileCounts counts;
   for_each_row_block(choice, operands, [&](const Rows& rows) {
     const std::int64_t key_block = rows.kernel->key_block;
-    const KeyBlocks blocks(rows);
-    counts.skipped += divide_up(keys, key_block) - (blocks.end - blocks.first);
-    for (std::int64_t block = blocks.first; block < blocks.end; ++block) {
-      const auto kind =
-          simd::classify_tile(rows.begin / group, (rows.end - 1) / group, block * key_block,
-                              std::min((block + 1) * key_block, keys), rows.keys.visible_begin, rows.keys.visible_end);
+    const KeyBlocks blocks(rows, group);
+    counts.skipped += divide_up(keys, key_block) - blocks.count();
+    blocks.for_each([&](std::int64_t block) {
+      const auto kind = simd::classify_tile(rows.begin / group, (rows.end - 1) / group, block * key_block,
+                                            std::min((block + 1) * key_block, keys), rows.keys.visible_begin,
+                                            rows.keys.visible_end, rows.keys.kept_end);
       ++(kind == simd::TileClass::full ? counts.full : counts.partial);
-    }
+    });
   });
   const std::int64_t heads = operands.shape.batch * operands.shape.kv_heads;
   return {counts.skipped * heads, counts.full * heads, counts.partial * heads};
@@ -63,10 +79,7 @@ std::optional<TileCounts> ask_classifier(const AttentionChoice& choice, const At
   const std::int64_t group = operands.shape.group(), heads = operands.shape.batch * operands.shape.kv_heads;
   // Counted row block by row block, without a look at each tile: there may be millions.
   std::int64_t tiles = 0;
-  for_each_row_block(choice, operands, [&](const Rows& rows) {
-    const KeyBlocks blocks(rows);
-    tiles += blocks.end - blocks.first;
-  });
+  for_each_row_block(choice, operands, [&](const Rows& rows) { tiles += KeyBlocks(rows, group).count(); });
   if (heads > 0 && tiles > most / heads) return std::nullopt;
   TileCounts counts;
   for (std::int64_t head = 0; head < heads; ++head) {
@@ -80,10 +93,10 @@ std::optional<TileCounts> ask_classifier(const AttentionChoice& choice, const At
       range.head_end = one_query ? range.head_begin + (rows.end - rows.begin) : first_head + group;
       range.query_begin = first;
       range.query_end = last + 1;
-      const KeyBlocks blocks(rows);
-      for (std::int64_t block = blocks.first; block < blocks.end; ++block) {
-        range.key_begin = std::max(block * key_block, rows.keys.begin / 4 * 4);  // most kernels begin at multiples of four
-        range.key_end = std::min((block + 1) * key_block, rows.keys.end);
+      KeyBlocks(rows, group).for_each([&](std::int64_t block) {
+        const simd::SeenKeys seen = rows.keys.seen_by(first, last, block * key_block, (block + 1) * key_block);
+        range.key_begin = seen.begin / 4 * 4;  // most kernels begin at multiples of four
+        range.key_end = seen.end;
         switch (mod.classify(mod.context, range)) {
           case simd::TileClass::skip:
             ++counts.skipped;
@@ -95,7 +108,7 @@ std::optional<TileCounts> ask_classifier(const AttentionChoice& choice, const At
             ++counts.partial;
             break;
         }
-      }
+      });
     });
   }
   return counts;

@@ -111,6 +111,7 @@ TEST_P(DocumentsTest, PrefixesOfEveryLengthWithEveryPart) {
       Mask::causal(Causal::top_left),
       Mask::causal(Causal::bottom_right),
       Mask::causal(Causal::bottom_right) & Mask::window(60, 30),
+      Mask::causal(Causal::bottom_right) & Mask::window(20, 30, 7),
       Mask::causal(Causal::offset) & Mask::offsets() & Mask::boolean() & Mask::bias(),
       Mask::causal(Causal::bottom_right) & Mask::query_lengths() & Mask::key_lengths(),
       Mask::causal(Causal::bottom_right) & Mask::packed(),
@@ -181,12 +182,17 @@ TEST_P(DocumentsTest, CausalCountsThroughAllDocuments) {
   expect_near(out_of(test), {0, 0.5, 2, 2.5, 3, 5});
   test.spec.mask = Mask::segments() & Mask::causal(Causal::top_left) & Mask::window(1, 0);
   expect_near(out_of(test), {0, 0.5, 2, 2.5, 3.5, 5});
+  // First keys that stay in sight are the batch item's, not each document's.
+  test.spec.mask = Mask::segments() & Mask::causal(Causal::top_left) & Mask::window(0, 0, 3);
+  expect_near(out_of(test), {0, 0.5, 2, 2.5, 3, 5});
   // In no order, causal or with a window.
   test.query_segments = test.key_segments = row_of({1, 2, 1, 2, 1, 2});
   test.spec.mask = Mask::segments() & Mask::causal(Causal::top_left);
   expect_near(out_of(test), {0, 1, 1, 2, 2, 3});
   test.spec.mask = Mask::segments() & Mask::window(2, 2);
   expect_near(out_of(test), {1, 2, 2, 3, 3, 4});
+  test.spec.mask = Mask::segments() & Mask::causal(Causal::top_left) & Mask::window(0, 0, 2);
+  expect_near(out_of(test), {0, 1, 1, 2, 2, 3});
 }
 
 TEST_P(DocumentsTest, SegmentsOfEveryOrderWithEveryPart) {
@@ -195,6 +201,7 @@ TEST_P(DocumentsTest, SegmentsOfEveryOrderWithEveryPart) {
       Mask::causal(Causal::top_left),
       Mask::causal(Causal::bottom_right) & Mask::prefix(),
       Mask::window(20, 5),
+      Mask::window(10, 5, 30),
       Mask::boolean(),
       Mask::causal(Causal::bottom_right) & Mask::query_lengths() & Mask::key_lengths() & Mask::bias(),
       Mask::boolean() & Mask::causal(Causal::offset) & Mask::offsets() & Mask::window(70, 0),

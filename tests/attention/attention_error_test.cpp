@@ -105,6 +105,7 @@ TEST(AttentionSpecErrors, NameTheField) {
        {"dtype", "i32", "serves f32"},
        ErrorCode::unsupported},
       {"a negative left window", [](AttentionSpec& s) { s.mask.window_left = -2; }, {"window", "-2"}},
+      {"negative kept keys", [](AttentionSpec& s) { s.mask.window_kept = -4; }, {"window_kept", "-4"}},
       {"a negative right window", [](AttentionSpec& s) { s.mask.window_right = -3; }, {"window", "-3"}},
       {"a causal alignment by offset without offsets",
        [](AttentionSpec& s) { s.mask.causality = Causal::offset, s.mask.has_offsets = false; },
@@ -141,6 +142,7 @@ TEST(AttentionSpecErrors, MasksRefuseNegativeWindows) {
   for (const std::int64_t wrong : {std::int64_t{-2}, std::int64_t{-100}, std::numeric_limits<std::int64_t>::min()}) {
     EXPECT_TRUE(refuses([&] { Mask::window(wrong, 0); }, ErrorCode::invalid_argument, {"window", std::to_string(wrong)}));
     EXPECT_TRUE(refuses([&] { Mask::window(0, wrong); }, ErrorCode::invalid_argument, {"window", std::to_string(wrong)}));
+    EXPECT_TRUE(refuses([&] { Mask::window(0, 0, wrong); }, ErrorCode::invalid_argument, {"kept", std::to_string(wrong)}));
   }
 }
 

@@ -124,7 +124,7 @@ TEST_P(ExplainTest, TilesAreCountedByTheMasksStructure) {
 bool sees(const Mask& mask, std::int64_t T, std::int64_t S, std::int64_t t, std::int64_t s) {
   const std::int64_t at = t + (mask.causality == Causal::bottom_right ? S - T : 0);
   if (mask.causality != Causal::none && s > at) return false;
-  if (mask.window_left != Mask::unbounded && s < at - mask.window_left) return false;
+  if (mask.window_left != Mask::unbounded && s < at - mask.window_left && s >= mask.window_kept) return false;
   return mask.window_right == Mask::unbounded || s <= at + mask.window_right;
 }
 
@@ -137,6 +137,8 @@ std::vector<AttentionSpec> structured_specs() {
                         Mask::causal(Causal::bottom_right),
                         Mask::causal(Causal::bottom_right) & Mask::window(40, 0),
                         Mask::causal(Causal::bottom_right) & Mask::window(0, 0),
+                        Mask::causal(Causal::bottom_right) & Mask::window(10, 0, 4),
+                        Mask::causal(Causal::top_left) & Mask::window(20, 0, 200),
                         Mask::window(30, 9),
                         Mask::window(Mask::unbounded, 200)};
   std::vector<AttentionSpec> specs;

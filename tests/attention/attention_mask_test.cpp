@@ -152,6 +152,43 @@ TEST_P(MaskTest, AWindowWithoutCausalTakesItsDiagonalFromTheOffsets) {
   expect_near(out_of(test), {0.5, 1, 4, 5, 0, 0});
 }
 
+TEST_P(MaskTest, KeptKeysStayInSightBesideAWindow) {
+  expect_near(out_of(mean_index(6, 6, Mask::causal(Causal::top_left) & Mask::window(1, 0, 2))), {0, 0.5, 1, 1.5, 2, 2.5});
+  expect_near(out_of(mean_index(1, 9, Mask::causal(Causal::bottom_right) & Mask::window(1, 0, 1))), {5});
+  // Causal, the window's right side and lengths hide them still.
+  expect_near(out_of(mean_index(3, 6, Mask::causal(Causal::top_left) & Mask::window(0, 0, 5))), {0, 0.5, 1});
+  expect_near(out_of(mean_index(3, 6, Mask::window(0, 1, 6))), {0.5, 1, 1.5});
+  AttentionCase test = mean_index(2, 8, Mask::window(1, 1, 2) & Mask::offsets() & Mask::key_lengths(), 3);
+  test.offsets = integers(DType::i64, {0, 4, 20});
+  test.key_lengths = integers(DType::i64, {8, 8, 2});
+  expect_near(out_of(test), {0.5, 1, 2.6f, 3.2f, 0.5, 0.5});
+  // Without a left side there is nothing for them to stay in sight of; as many as there are keys are no window.
+  expect_near(out_of(mean_index(3, 5, Mask::window(Mask::unbounded, 1, 3))), {0.5, 1, 1.5});
+  expect_near(out_of(mean_index(3, 5, Mask::window(0, Mask::unbounded, std::numeric_limits<std::int64_t>::max()))), {2, 2, 2});
+}
+
+// Of keys and values between the kept and the visible ones nothing is seen.
+TEST_P(MaskTest, KeptKeysOfEveryNumberWithPrefillAndDecode) {
+  Random random(18);
+  for (const std::int64_t kept : {1, 4, 127, 128, 129, 300})
+    for (const std::int64_t query_length : {1, 2, 17, 70}) {
+      const Mask mask = Mask::causal(Causal::bottom_right) & Mask::window(20, 0, kept);
+      AttentionCase test = make_case(attention_spec(1, 4, 2, query_length, 700, 16, 16, mask), random);
+      for (std::int64_t s = kept; s < 700 - query_length - 20; ++s) test.value.set({0, s % 2, s, s % 16}, not_a_number);
+      for (const int threads : {1, 2}) ASSERT_TRUE(run_and_compare(test, runtime(threads)));
+    }
+}
+
+// Keys are split: the kept ones and the window lie in different splits, and there are splits between them.
+TEST_P(MaskTest, KeptKeysAndSplitKeys) {
+  for (const std::int64_t rows : {1, 2, 24}) {
+    Random random(19);
+    const Mask mask = Mask::causal(Causal::bottom_right) & Mask::window(100, 0, 5);
+    const AttentionCase test = make_case(attention_spec(2, 2, 1, rows, 9000, 8, 8, mask), random);
+    for (const int threads : {1, 2}) EXPECT_TRUE(run_and_compare(test, runtime(threads)));
+  }
+}
+
 TEST_P(MaskTest, SlidingWindowsMatchWithPrefillAndDecode) {
   Random random(17);
   for (const std::int64_t left : {0, 1, 15, 16, 17, 63, 64, 65, 200})
@@ -458,7 +495,7 @@ TEST_P(MaskTest, EveryCombinationOfParts) {
     for (int parts = 0; parts < 16; ++parts)
       for (const std::int64_t query_length : {1, 7, 35}) {
         Mask mask = causal;
-        if ((parts & 1) != 0) mask = mask & Mask::window(9, 4);
+        if ((parts & 1) != 0) mask = mask & Mask::window(9, 4, parts / 4);
         if ((parts & 2) != 0) mask = mask & Mask::key_lengths();
         if ((parts & 4) != 0) mask = mask & Mask::boolean();
         if ((parts & 8) != 0) mask = mask & Mask::bias();
@@ -471,6 +508,11 @@ TEST(MaskAlgebra, PartsComposeByAnd) {
   const Mask both = Mask::window(5, 2) & Mask::window(3, Mask::unbounded);
   EXPECT_EQ(both.window_left, 3);
   EXPECT_EQ(both.window_right, 2);
+  EXPECT_EQ((Mask::window(5, 2, 4) & Mask::window(Mask::unbounded, 1)).window_kept, 4);
+  EXPECT_EQ((Mask::window(Mask::unbounded, 1) & Mask::window(5, 2, 4)).window_kept, 4);
+  EXPECT_EQ((Mask::causal(Causal::top_left) & Mask::window(5, 2, 4)).window_kept, 4);
+  EXPECT_EQ((Mask::window(7, 0, 4) & Mask::window(5, 2, 4)).window_kept, 4);
+  EXPECT_THROW(Mask::window(7, 0, 4) & Mask::window(5, 2, 3), Error);
   const Mask all = Mask::causal(Causal::bottom_right) & Mask::key_lengths() & Mask::boolean() & Mask::bias() & Mask::offsets();
   EXPECT_EQ(all.causality, Causal::bottom_right);
   EXPECT_TRUE(all.has_key_lengths && all.has_boolean && all.has_bias && all.has_offsets);

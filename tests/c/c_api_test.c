@@ -476,6 +476,9 @@ static void test_mask_errors(const polyhead_runtime* runtime) {
   FAILS(POLYHEAD_INVALID_ARGUMENT, "-7", polyhead_attention(runtime, &p.inputs, &options));
   mask.window_left = -1;
   mask.window_right = -1;
+  mask.window_kept = -2;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "kept is -2", polyhead_attention(runtime, &p.inputs, &options));
+  mask.window_kept = 0;
   mask.has_key_lengths = 1;
   FAILS(POLYHEAD_INVALID_ARGUMENT, "key_lengths", polyhead_attention(runtime, &p.inputs, &options));
   mask.has_key_lengths = 0;

@@ -154,8 +154,8 @@ TEST_P(CachedAttentionTest, MasksAndScoreChangesMeanWhatTheyMeanElsewhere) {
   for (const std::int64_t query_length : {1, 3, 40}) {
     for (const Mask& mask :
          {Mask::none(), Mask::causal(Causal::top_left), Mask::causal(Causal::bottom_right) & Mask::window(40, 0),
-          Mask::causal(Causal::offset) & Mask::offsets(), Mask::window(30, 4) & Mask::offsets(),
-          Mask::causal(Causal::bottom_right) & Mask::boolean() & Mask::bias()}) {
+          Mask::causal(Causal::bottom_right) & Mask::window(40, 0, 4), Mask::causal(Causal::offset) & Mask::offsets(),
+          Mask::window(30, 4) & Mask::offsets(), Mask::causal(Causal::bottom_right) & Mask::boolean() & Mask::bias()}) {
       check(with_lengths(attention_spec(1, 4, 2, query_length, 0, 16, 16, mask), {130, 0, 299}, random), random);
     }
     AttentionSpec spec =
@@ -658,6 +658,8 @@ TEST_P(CachedAttentionTest, WhatDoesNotFitIsNamed) {
   has(of_ring([](Inputs&, Spec& s) { s.key_length = 100; }),
       "AttentionSpec.key_length is 100, expected the ring's plan_key_length()");
   has(of_ring([](Inputs&, Spec& s) { s.mask.causality = Causal::none; }), "AttentionSpec.mask.causality is");
+  has(of_ring([](Inputs&, Spec& s) { s.mask.window_kept = 4; }),
+      "AttentionSpec.mask.window_kept is 4, expected 0 over a ring, whose first tokens are gone");
   const Tensor four(DType::f32, {2, 4, 4, 16}), four_out(DType::f32, {2, 4, 4, 16});
   has(of_ring([&](Inputs& i, Spec& s) {
         i.query = four, i.out = four_out, i.lse = {};

@@ -94,6 +94,7 @@ class SelectionTest(BenchTest):
             ["--shape", "words"],
             ["--shape", "t=1,d=8", "--causal", "sideways"],
             ["--shape", "t=1,d=8", "--window", "3"],
+            ["--shape", "t=1,d=8", "--window", "3,0,1"],
             ["tiny", "--causal", "top-left"],
             ["tiny", "--causal"],
             ["tiny", "--key-lengths"],

@@ -128,6 +128,9 @@ class RunAttentionTest(CommandTest):
             (1, 2, 2, 9, 9, 8, 8), ["--causal", "top-left", "--window", "2,0"], allowed=lambda b, h, t, s: t - 2 <= s <= t
         )
         self.attention((1, 2, 2, 9, 9, 8, 8), ["--window", "-1,1"], allowed=lambda b, h, t, s: s <= t + 1)
+        self.attention(
+            (1, 2, 2, 9, 9, 8, 8), ["--causal", "top-left", "--window", "2,0,3"], allowed=lambda b, h, t, s: s <= t and (s < 3 or t - 2 <= s)
+        )
 
     def test_key_lengths_and_a_row_without_keys(self):
         write_npy(self.path("n.npy"), [3], [6, 0, 2], "<i8")
@@ -205,7 +208,8 @@ class RunAttentionTest(CommandTest):
         self.refuse(2, "run", "attention", *self.inputs(), "--causal", "diagonal", says="top-left")
         self.refuse(2, "run", "attention", *self.inputs(), "--precision", "exact", says="strict nor fast")
         self.refuse(2, "run", "attention", *self.inputs(), "--window", "3", says="LEFT,RIGHT")
-        self.refuse(2, "run", "attention", *self.inputs(), "--window", "-2,0", says="-2,0")
+        for window in ("-2,0", "1,0,-1", "1,0,", "1,,0", "1,0,2,3", ",1", "1;0"):
+            self.refuse(2, "run", "attention", *self.inputs(), "--window", window, says="'%s' is not LEFT,RIGHT" % window)
         self.refuse(2, "run", "attention", *self.inputs(), "--scale", "much")
         self.assertFalse(os.path.exists(self.path("o.npy")))
 

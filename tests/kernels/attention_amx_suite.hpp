@@ -271,6 +271,7 @@ TEST_P(PieceAttentionTest, SizesAroundTileEdges) {
     shape.heads_outside = pick(0, 1) != 0;
     if (i % 3 == 1) shape.visible_end = shape.keys - shape.queries + 1;
     if (i % 3 == 2) shape.visible_begin = -pick(0, 70), shape.visible_end = shape.visible_begin + pick(1, 140);
+    if (i % 6 == 5) shape.kept_end = pick(1, 80);
     AttentionProblem problem(shape, 3000 + i, i % 2 ? 1.0 : 4.0);
     expect_right(problem, problem.run(emulated), emulated.name);
   }
@@ -299,8 +300,11 @@ TEST_P(PieceAttentionTest, ManyRowsAndKeys) {
   }
   AttentionShape window{400, 1, 4500, 300, 260};  // big heads: few keys are packed at once
   window.visible_begin = 3000, window.visible_end = 3300;
-  AttentionProblem problem(window, 3301);
-  expect_right(problem, problem.run(emulated), emulated.name);
+  for (const std::int64_t kept : {0, 5, 700}) {  // first keys in sight too, chunks before the window
+    window.kept_end = kept;
+    AttentionProblem problem(window, 3301);
+    expect_right(problem, problem.run(emulated), emulated.name);
+  }
 }
 
 struct Error {

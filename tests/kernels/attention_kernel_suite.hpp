@@ -380,6 +380,35 @@ TEST_P(AttentionKernelTest, EverythingAtOnce) {
   }
 }
 
+// First keys that stay in sight beside a window: within one block of keys with it, blocks apart, over several blocks, in part
+// beyond the diagonal. What no row sees is poisoned.
+TEST_P(AttentionKernelTest, KeptKeysBesideAWindow) {
+  for (std::uint32_t i = 0; i < 24; ++i) {
+    AttentionShape shape{i % 3 == 0 ? pick(1, 3) : pick(4, 90), pick(1, 3), pick(200, 1300), pick(1, 40), pick(1, 40)};
+    shape.visible_end = pick(0, shape.keys);
+    shape.visible_begin = shape.visible_end - pick(1, i % 4 == 0 ? 300 : 60);
+    shape.kept_end = i % 2 == 0 ? pick(1, 9) : pick(10, 400);
+    AttentionProblem problem(shape, 1600 + i);
+    if (pick(0, 2) == 0) {
+      problem.mask.emplace(shape, pick(0, 1), pick(0, 1), pick(0, 1), pick(1, 2));
+      for (std::size_t j = 0; j < problem.mask->values->size(); ++j) (*problem.mask->values)[j] = pick(0, 5) != 0;
+    }
+    if (pick(0, 2) == 0) {
+      problem.bias.emplace(shape, pick(0, 1), pick(0, 1), pick(0, 1), pick(1, 2));
+      problem.bias->values->fill_random(1700 + i, -3, 3);
+    }
+    for (std::int64_t s = 0; s < shape.keys; ++s) {
+      const bool seen = (s < shape.kept_end || s >= shape.visible_begin) && s < shape.queries - 1 + shape.visible_end;
+      if (!seen) problem.value_at(s, pick(0, shape.value_dim - 1)) = kNaN;
+    }
+    const AttentionProblem::Result whole = problem.run(kernel());
+    expect_right(problem, whole, kernel().name);
+    expect_right(problem, problem.run_split(kernel(), merge(), kernel().key_block), std::string(kernel().name) + " split");
+    const AttentionProblem::Result last = problem.run(kernel(), shape.rows() - 1, shape.rows());
+    expect_same_bits(last.out, {whole.out.end() - shape.value_dim, whole.out.end()}, "the last row alone");
+  }
+}
+
 TEST_P(AttentionKernelTest, FiniteBiasIsArithmetic) {
   const float lowest = std::numeric_limits<float>::lowest();
   for (const float bias : {-1e4f, -1e30f, lowest}) {

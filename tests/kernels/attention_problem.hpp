@@ -30,6 +30,7 @@ struct AttentionShape {
   double scale = 0.125;
   std::int64_t visible_begin = simd::AttentionF32Args::unbounded_begin;
   std::int64_t visible_end = simd::AttentionF32Args::unbounded_end;
+  std::int64_t kept_end = 0;
   std::int64_t gap = 0;        // elements between rows of every operand
   bool heads_outside = false;  // [group][queries][...] instead of [queries][group][...]
 
@@ -39,6 +40,7 @@ struct AttentionShape {
                     std::to_string(head_dim) + " E " + std::to_string(value_dim) + " scale " + std::to_string(scale);
     if (visible_begin != simd::AttentionF32Args::unbounded_begin) s += " from t" + std::to_string(visible_begin);
     if (visible_end != simd::AttentionF32Args::unbounded_end) s += " to t" + std::to_string(visible_end);
+    if (kept_end) s += " kept " + std::to_string(kept_end);
     return s + (gap ? " gap " + std::to_string(gap) : "") + (heads_outside ? " heads outside" : "");
   }
 };
@@ -142,7 +144,7 @@ class AttentionProblem {
   }
 
   bool allowed(std::int64_t t, std::int64_t g, std::int64_t s) const {
-    if (s < t + shape.visible_begin || s >= t + shape.visible_end) return false;
+    if ((s < t + shape.visible_begin && s >= shape.kept_end) || s >= t + shape.visible_end) return false;
     if (mask && mask->at(t, g, s) == 0) return false;
     return !(bias && bias->at(t, g, s) == -kInfinity);
   }
@@ -237,6 +239,7 @@ class AttentionProblem {
     args.scale = shape.scale;
     args.visible_begin = shape.visible_begin;
     args.visible_end = shape.visible_end;
+    args.kept_end = shape.kept_end;
     if (mask) {
       args.boolean_mask = mask->values->data();
       args.mask_stride = mask->stride;

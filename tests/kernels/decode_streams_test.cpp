@@ -56,8 +56,11 @@ TEST_P(DecodeStreamsTest, WindowsThroughStreams) {
         AttentionShape shape{5, 2, 520, head_dim, head_dim};
         shape.visible_begin = end - width;
         shape.visible_end = end;
-        AttentionProblem problem(shape, 62, 2.0);
-        check_rows_alone(problem);
+        for (const std::int64_t kept : {0, 3, 68, 300}) {
+          shape.kept_end = kept;
+          AttentionProblem problem(shape, 62, 2.0);
+          check_rows_alone(problem);
+        }
       }
     }
   }

@@ -37,6 +37,7 @@ const std::vector<Feature>& features() {
       {"causal offset", [](AttentionSpec& s) { s.mask = s.mask & Mask::causal(Causal::offset) & Mask::offsets(); }},
       {"offsets", [](AttentionSpec& s) { s.mask = s.mask & Mask::offsets(); }},
       {"window", [](AttentionSpec& s) { s.mask = s.mask & Mask::window(30, 9); }},
+      {"kept keys", [](AttentionSpec& s) { s.mask = s.mask & Mask::window(6, 3, 4); }},
       {"key lengths", [](AttentionSpec& s) { s.mask = s.mask & Mask::key_lengths(); }},
       {"query lengths", [](AttentionSpec& s) { s.mask = s.mask & Mask::query_lengths(); }},
       {"packed", [](AttentionSpec& s) { s.mask = s.mask & Mask::packed(); }},
@@ -67,7 +68,7 @@ constexpr std::int64_t longest = 90;  // Swin's window holds it
 bool exclude_each_other(const Feature& a, const Feature& b) {
   const auto both = [&](std::initializer_list<const char*> names) { return has_name(a, names) && has_name(b, names); };
   return both({"causal top-left", "causal bottom-right", "causal offset"}) || both({"low blocks", "high blocks"}) ||
-         both({"T5", "T5, both directions", "Swin"});
+         both({"window", "kept keys"}) || both({"T5", "T5, both directions", "Swin"});
 }
 
 // What the refusal of a pair says; null: the pair works.
@@ -83,7 +84,8 @@ const char* refusal(const Feature& a, const Feature& b) {
     return "expected one without these, which do not go with a block table";
   if (pair({"bias"}, {"T5", "T5, both directions", "Swin"}))
     return "AttentionSpec.mask.has_bias is true, expected false beside a relative bias";
-  if (pair({"Swin"}, {"causal top-left", "causal bottom-right", "causal offset", "offsets", "window", "prefix", "ALiBi"}))
+  if (pair({"Swin"},
+           {"causal top-left", "causal bottom-right", "causal offset", "offsets", "window", "kept keys", "prefix", "ALiBi"}))
     return "AttentionSpec.relative_bias is Swin's together with a causal alignment, a window, offsets or ALiBi";
   if (pair({"Swin"}, {"score modification"}))
     return "AttentionSpec.score_mod is given together with Swin's relative bias, expected one of the two";

@@ -40,7 +40,8 @@ Mask random_mask(Random& random) {
     const auto side = [&] {
       return random.chance(0.3) ? Mask::unbounded : random.chance(0.5) ? random.integer(0, 8) : random.integer(0, 200);
     };
-    mask = mask & Mask::window(side(), side());
+    const std::int64_t kept = random.chance(0.6) ? 0 : random.chance(0.5) ? random.integer(1, 8) : random.integer(1, 300);
+    mask = mask & Mask::window(side(), side(), kept);
     if (mask.causality == Causal::none && random.chance(0.3)) mask = mask & Mask::offsets();
   }
   if (random.chance(0.3)) mask = mask & Mask::key_lengths();

@@ -27,6 +27,19 @@ def test_every_part_of_a_mask():
     assert told["scale"] == 1.0
 
 
+def test_kept_keys_are_tiles_of_their_own():
+    window = polyhead.explain(**SIZES, causal="bottom_right", window=(9, 0))["tiles"]
+    kept = polyhead.explain(**SIZES, causal="bottom_right", window=(9, 0), sink_token_length=4)["tiles"]
+    assert kept["partial"] > window["partial"] and kept["skipped"] < window["skipped"]
+
+
+def test_a_score_modification_and_its_classifier():
+    mod = polyhead.ScoreMod(lambda score, batch, head, query, key: score, name="nothing")
+    assert polyhead.explain(**SIZES, score_mod=mod)["score_mod"]["name"] == "nothing"
+    with pytest.raises(TypeError, match="score_mod"):
+        polyhead.explain(**SIZES, score_mod=3)
+
+
 def test_names_what_is_wrong():
     for changes, message in [
         ({"causal": "yes"}, "causal: is 'yes', expected one of 'top_left', 'bottom_right', 'offset'"),

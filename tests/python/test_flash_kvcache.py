@@ -30,13 +30,14 @@ OPTIONS = [
     {"causal": True},
     {"window": (4, 2)},
     {"causal": True, "window": (9, 0)},
+    {"causal": True, "window": (9, 0), "kept": 4},
     {"softcap": 2.0, "slopes": SLOPES},
     {"causal": True, "slopes": SLOPES},
 ]
 
 
 def named(options):
-    names = {"window": "window_size", "slopes": "alibi_slopes"}
+    names = {"window": "window_size", "slopes": "alibi_slopes", "kept": "sink_token_length"}
     return {names.get(name, name): value for name, value in options.items()}
 
 

@@ -45,6 +45,10 @@ def test_masks_and_score_changes(generator):
     reference.assert_close(
         cache.attention(query, window=6), reference.attention(query, key, value, window[None, None]), limit
     )
+    kept = window | ((np.arange(30) < 4) & (np.arange(5)[:, None] >= 0))
+    reference.assert_close(
+        cache.attention(query, window=6, sink_token_length=4), reference.attention(query, key, value, kept[None, None]), limit
+    )
     mask = generator.random((1, 2, 5, 30)) < 0.5
     reference.assert_close(
         cache.attention(query, attn_mask=mask, is_causal=False), reference.attention(query, key, value, mask), limit
@@ -135,6 +139,8 @@ def test_errors_name_the_argument(generator):
         cache.attention(rows[0])
     with pytest.raises(ValueError, match="window: is 0"):
         cache.attention(rows, window=0)
+    with pytest.raises(ValueError, match="sink_token_length: is -1"):
+        cache.attention(rows, window=3, sink_token_length=-1)
     with pytest.raises(ValueError, match="without rotary"):
         cache.rotate_queries(rows)
     with pytest.raises(ValueError, match="length: is -1"):

@@ -13,7 +13,7 @@ def make(generator, batch=(2,), heads=4, kv_heads=2, rows=5, columns=7, dim=16, 
     return draw(*batch, heads, rows, dim), draw(*batch, kv_heads, columns, dim), draw(*batch, kv_heads, columns, value_dim)
 
 
-def flash(q, k, v, causal=False, window=(-1, -1), softcap=0.0, slopes=None):
+def flash(q, k, v, causal=False, window=(-1, -1), softcap=0.0, slopes=None, kept=0):
     """One sequence by flash-attn's conventions in float64: [length, heads, dim] in and out, and lse [heads, length]."""
     q, k, v = (np.asarray(x, np.float64).swapaxes(0, 1) for x in (q, k, v))
     k, v = (np.repeat(x, q.shape[0] // x.shape[0], axis=0) for x in (k, v))
@@ -27,7 +27,7 @@ def flash(q, k, v, causal=False, window=(-1, -1), softcap=0.0, slopes=None):
     if causal:
         seen &= distance <= 0
     if window[0] >= 0:
-        seen &= distance >= -window[0]
+        seen &= (distance >= -window[0]) | (np.arange(k.shape[1]) < kept)[None, :]
     if window[1] >= 0:
         seen &= distance <= window[1]
     weights = np.where(seen, np.exp(scores), 0)
@@ -106,13 +106,14 @@ FLASH = [
     {"causal": True},
     {"window": (4, 2)},
     {"causal": True, "window": (3, 0)},
+    {"causal": True, "window": (3, 0), "kept": 2},
     {"softcap": 2.0, "slopes": [0.5, 0.25, 0.125, 0.0625]},
     {"causal": True, "slopes": [0.5, 0.25, 0.125, 0.0625]},
 ]
 
 
 def options_of(flash_options):
-    names = {"window": "window_size", "slopes": "alibi_slopes"}
+    names = {"window": "window_size", "slopes": "alibi_slopes", "kept": "sink_token_length"}
     values = {name: np.float32(value) if name == "slopes" else value for name, value in flash_options.items()}
     return {names.get(name, name): value for name, value in values.items()}
 
@@ -184,6 +185,7 @@ def test_flash_attn_names_what_is_wrong(generator):
         ({"k": q[:, :3], "v": q[:, :3]}, "k: has 3 heads, expected a divisor of q's 4"),
         ({"v": q[:4]}, "v: the length is 4, expected 5"),
         ({"window_size": (-2, 0)}, r"window_size: is \(-2, 0\)"),
+        ({"sink_token_length": -1}, "sink_token_length: is -1"),
         ({"alibi_slopes": np.zeros((3, 4), np.float32)}, r"alibi_slopes: is float32\[3, 4\], expected float32\[4\] or float32\[2, 4\]"),
         ({"seqused_k": [2, 4]}, r"seqused_k\[1\]: is 4, expected 0 to 3"),
         ({"out": np.zeros((5, 4, 9), np.float32)}, r"out: is float32\[5, 4, 9\], expected float32\[5, 4, 8\]"),

@@ -299,6 +299,7 @@ std::string describe(const Mask& mask) {
   text << '{' << causal[static_cast<int>(mask.causality)];
   if (mask.window_left != Mask::unbounded || mask.window_right != Mask::unbounded)
     text << "window " << mask.window_left << ' ' << mask.window_right << ' ';
+  if (mask.window_kept != 0) text << "kept " << mask.window_kept << ' ';
   if (mask.has_key_lengths) text << "lengths ";
   if (mask.has_offsets) text << "offsets ";
   if (mask.has_boolean) text << "boolean ";

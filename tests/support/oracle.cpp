@@ -120,7 +120,7 @@ class Visibility {
     const long double diagonal = static_cast<long double>(t) + static_cast<long double>(offset_);
     const bool in_prefix = mask_.has_prefix && s < batch_integer(inputs_.prefix_lengths, batch_);
     if (mask_.causality != Causal::none && static_cast<long double>(s) > diagonal && !in_prefix) return false;
-    if (mask_.window_left != Mask::unbounded &&
+    if (mask_.window_left != Mask::unbounded && s >= mask_.window_kept &&
         static_cast<long double>(s) < diagonal - static_cast<long double>(mask_.window_left))
       return false;
     if (mask_.window_right != Mask::unbounded &&
