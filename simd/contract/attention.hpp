@@ -147,6 +147,8 @@ struct AttentionKernel {
   std::size_t (*scratch_bytes)(std::int64_t head_dim, std::int64_t value_dim, std::int64_t key_count);
   void (*run)(const AttentionArgs& args);
   Element element = Element::f32;  // of key and value
+  // Keys that are computed, or passed over, together with row_block rows; a divisor of key_block. Null: key_block.
+  std::int32_t (*tile_keys)(std::int64_t head_dim, std::int64_t value_dim) = nullptr;
 };
 
 struct MergeKernel {

@@ -698,10 +698,18 @@ static HWY_NOINLINE void DecodeRows(const AttentionF32Args& args) {
   run.Rows(args);
 }
 
+static bool HasShortRows(std::int64_t head_dim, std::int64_t value_dim) {
+  return HWY_MAX(head_dim, value_dim) <= static_cast<std::int64_t>(kShortRow);
+}
+
+static std::int32_t DecodeTileKeys(std::int64_t head_dim, std::int64_t value_dim) {
+  return static_cast<std::int32_t>(HasShortRows(head_dim, value_dim) ? kShortRowBlock : kDecodeKeyBlock);
+}
+
 template <class T, bool kAccumulates>
 static void RunDecode(const AttentionF32Args& args) {
   const FlushDenormals flush;
-  if (HWY_MAX(args.head_dim, args.value_dim) <= static_cast<std::int64_t>(kShortRow)) {
+  if (HasShortRows(args.head_dim, args.value_dim)) {
     DecodeRows<true, T, kAccumulates>(args);
   } else {
     DecodeRows<false, T, kAccumulates>(args);
@@ -721,7 +729,8 @@ constexpr AttentionKernel DecodeKernel(const char* name) {
           static_cast<std::int32_t>(kDecodeKeyBlock),
           &DecodeScratchBytes<T>,
           &RunDecode<T, kAccumulates>,
-          ElementOf<T>::value};
+          ElementOf<T>::value,
+          &DecodeTileKeys};
 }
 
 }  // namespace

@@ -482,6 +482,10 @@ static size_t TileAttentionScratchBytes(std::int64_t head_dim, std::int64_t valu
   return space.Place(nullptr, head_dim, value_dim, key_count);
 }
 
+static std::int32_t KeysOfStep(std::int64_t, std::int64_t) {
+  return static_cast<std::int32_t>(kStepKeys);
+}
+
 template <class Tiles, class Operands>
 constexpr AttentionKernel TileKernel(const char* name) {
   return {name,
@@ -489,7 +493,8 @@ constexpr AttentionKernel TileKernel(const char* name) {
           static_cast<std::int32_t>(kKeyBlock),
           &TileAttentionScratchBytes<Operands>,
           &RunAttentionOnTiles<Tiles, Operands>,
-          ElementOf<typename Operands::T>::value};
+          ElementOf<typename Operands::T>::value,
+          &KeysOfStep};
 }
 
 }  // namespace

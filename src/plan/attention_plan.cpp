@@ -376,7 +376,7 @@ Explanation AttentionPlan::explanation(const simd::ScoreMod* mod) const {
   told.head_dim = maximum_.head_dim;
   told.value_dim = maximum_.value_dim;
   told.row_block = choice_.kernel->row_block;
-  told.key_block = choice_.kernel->key_block;
+  told.key_block = tile_keys(*choice_.kernel, maximum_);
   told.rows = maximum_.rows();
   told.group = maximum_.group();
   if (choice_.key_split && split_count(choice_, maximum_.key_length) > 1) {

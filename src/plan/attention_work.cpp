@@ -467,6 +467,10 @@ AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool 
   return choice;
 }
 
+std::int64_t tile_keys(const simd::AttentionKernel& kernel, const AttentionShape& shape) {
+  return kernel.tile_keys ? kernel.tile_keys(shape.head_dim, shape.value_dim) : kernel.key_block;
+}
+
 std::int64_t lasting_key_length(std::int64_t kept) {
   // Keys are counted from the start of the split in which the first one lies; and the choice is that for long sequences.
   return std::max(round_up(kept, keys_per_split) + keys_per_split, long_keys);

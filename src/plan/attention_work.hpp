@@ -52,6 +52,9 @@ constexpr std::int64_t long_keys = 4096;
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask& mask, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels);
 
+// Keys of a tile of the kernel's at these head sizes.
+std::int64_t tile_keys(const simd::AttentionKernel& kernel, const AttentionShape& shape);
+
 // The key length of a plan that serves a sequence without end of which the last `kept` keys are there.
 std::int64_t lasting_key_length(std::int64_t kept);
 

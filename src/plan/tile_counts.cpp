@@ -28,14 +28,14 @@ void for_each_row_block(const AttentionChoice& choice, const AttentionOperands& 
   if (cut < rows) of_kernel(choice.rest_kernel, cut, rows);
 }
 
-// Key blocks that one of the rows sees: [kept_begin, kept_end) and [begin, end).
+// Tiles' key blocks that one of the rows sees: [kept_begin, kept_end) and [begin, end).
 struct KeyBlocks {
-  std::int64_t kept_begin = 0, kept_end = 0, begin = 0, end = 0;
+  std::int64_t key_block, kept_begin = 0, kept_end = 0, begin = 0, end = 0;
 
-  KeyBlocks(const Rows& rows, std::int64_t group) {
+  KeyBlocks(const Rows& rows, const AttentionShape& shape) : key_block(tile_keys(*rows.kernel, shape)) {
     const KeyRange& keys = rows.keys;
+    const std::int64_t group = shape.group();
     if (keys.begin >= keys.end) return;
-    const std::int64_t key_block = rows.kernel->key_block;
     begin = keys.begin / key_block;
     end = divide_up(keys.end, key_block);
     if (keys.kept_end <= keys.begin) return;
@@ -60,8 +60,8 @@ TileCounts count_tiles(const AttentionChoice& choice, const AttentionOperands& o
   const std::int64_t keys = operands.shape.key_length, group = operands.shape.group();
   TileCounts counts;
   for_each_row_block(choice, operands, [&](const Rows& rows) {
-    const std::int64_t key_block = rows.kernel->key_block;
-    const KeyBlocks blocks(rows, group);
+    const KeyBlocks blocks(rows, operands.shape);
+    const std::int64_t key_block = blocks.key_block;
     counts.skipped += divide_up(keys, key_block) - blocks.count();
     blocks.for_each([&](std::int64_t block) {
       const auto kind = simd::classify_tile(rows.begin / group, (rows.end - 1) / group, block * key_block,
@@ -79,13 +79,13 @@ std::optional<TileCounts> ask_classifier(const AttentionChoice& choice, const At
   const std::int64_t group = operands.shape.group(), heads = operands.shape.batch * operands.shape.kv_heads;
   // Counted row block by row block, without a look at each tile: there may be millions.
   std::int64_t tiles = 0;
-  for_each_row_block(choice, operands, [&](const Rows& rows) { tiles += KeyBlocks(rows, group).count(); });
+  for_each_row_block(choice, operands, [&](const Rows& rows) { tiles += KeyBlocks(rows, operands.shape).count(); });
   if (heads > 0 && tiles > most / heads) return std::nullopt;
   TileCounts counts;
   for (std::int64_t head = 0; head < heads; ++head) {
     const std::int64_t first_head = head % operands.shape.kv_heads * group;
     for_each_row_block(choice, operands, [&](const Rows& rows) {
-      const std::int64_t key_block = rows.kernel->key_block, first = rows.begin / group, last = (rows.end - 1) / group;
+      const std::int64_t first = rows.begin / group, last = (rows.end - 1) / group;
       const bool one_query = first == last;
       simd::ScoreModRange range;
       range.batch = head / operands.shape.kv_heads;
@@ -93,7 +93,9 @@ std::optional<TileCounts> ask_classifier(const AttentionChoice& choice, const At
       range.head_end = one_query ? range.head_begin + (rows.end - rows.begin) : first_head + group;
       range.query_begin = first;
       range.query_end = last + 1;
-      KeyBlocks(rows, group).for_each([&](std::int64_t block) {
+      const KeyBlocks blocks(rows, operands.shape);
+      const std::int64_t key_block = blocks.key_block;
+      blocks.for_each([&](std::int64_t block) {
         const simd::SeenKeys seen = rows.keys.seen_by(first, last, block * key_block, (block + 1) * key_block);
         range.key_begin = seen.begin / 4 * 4;  // most kernels begin at multiples of four
         range.key_end = seen.end;
