@@ -51,8 +51,8 @@ struct POLYHEAD_EXPORT Mask {
 
   static Mask none() { return {}; }
   static Mask causal(Causal alignment);
-  // kept: how many first keys stay in sight of every query that they do not come after: what streaming language models keep
-  // beside a window.
+  // kept: so many first keys stay in sight whatever `left` says, as streaming language models want them; `right` and causal
+  // hide them still.
   static Mask window(std::int64_t left, std::int64_t right, std::int64_t kept = 0);
   static Mask key_lengths();
   static Mask offsets();

@@ -169,7 +169,8 @@ typedef struct polyhead_mask {
   int32_t has_segments;      /* only queries and keys of equal numbers in query_segments and key_segments see each other */
   int64_t block_queries;     /* a block mask is given: a byte for each block of block_queries x block_keys, 0 hides it; */
   int64_t block_keys;        /* both 0: none */
-  int64_t window_kept;       /* with has_window: keys s < window_kept are seen whatever window_left says; layers too */
+  /* with has_window, for layers too: keys s < window_kept are seen whatever window_left says */
+  int64_t window_kept;
 } polyhead_mask;
 
 /* ---- attention ---- */

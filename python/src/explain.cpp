@@ -73,8 +73,13 @@ std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::i
   borrow_relative_bias(relative_bias, spec.relative_bias);
   BorrowedScoreMod mod(score_mod);
   spec.score_mod = mod.view();
-  const AttentionPlan plan(spec, default_runtime());
-  return text ? plan.explain() : plan.explain_json();
+  try {
+    const AttentionPlan plan(spec, default_runtime());
+    return text ? plan.explain() : plan.explain_json();
+  } catch (const Error&) {
+    mod.raise();
+    throw;
+  }
 }
 
 }  // namespace

@@ -276,9 +276,9 @@ kv heads a divisor of heads. NumPy arrays or PyTorch tensors of any strides, rea
 Returns out [batch, length, heads, v's dim] of q's data type, and with return_attn_probs=True (out, float32 softmax_lse
 [batch, heads, length], None).
 causal is bottom-right: the last query sees the last key. window_size (left, right) is inclusive, -1 is no limit, and counts from
-the same diagonal, as alibi_slopes (float32 [heads] or [batch, heads]) does. sink_token_length: so many first keys of
-each batch item are seen whatever the window's left side says. A query that sees no key gives zeros. deterministic changes nothing:
-results always are. dropout_p: 0, nothing else. out: written to and returned. precision: "strict" or "fast".)";
+the same diagonal, as alibi_slopes (float32 [heads] or [batch, heads]) does. sink_token_length: so many first keys of each batch
+item are seen whatever the window's left side says. A query that sees no key gives zeros. deterministic changes nothing: results
+always are. dropout_p: 0, nothing else. out: written to and returned. precision: "strict" or "fast".)";
 
 constexpr const char* varlen_documentation =
     R"(Attention over sequences of different lengths that lie one after another, by the argument names and conventions of

@@ -262,10 +262,9 @@ void register_kv_cache(nb::module_& module) {
            "query: float32, float16 or bfloat16 [batch, heads, T, head_dim], whatever the cache stores, for the last T tokens\n"
            "when is_causal is set (its diagonal ends at the sequence's last token). window: how many keys a query may see, its "
            "own\n"
-           "included; sink_token_length: so many first keys beside them (not of a ring). attn_mask broadcasts to [batch, "
-           "heads,\n"
-           "T, S], S being the longest sequence. Returns [batch, heads, T, value_dim] of query's type, or out, which may be of "
-           "another one of these.")
+           "included; sink_token_length: so many first keys beside them (not over a ring). attn_mask broadcasts to\n"
+           "[batch, heads, T, S], S being the longest sequence. Returns [batch, heads, T, value_dim] of query's type, or out,\n"
+           "which may be of another one of these.")
       .def("rotate_queries", &rotate_queries, nb::arg("query"), nb::kw_only(), nb::arg("sequences") = nb::none(),
            nb::arg("positions") = nb::none(), nb::arg("out") = nb::none(),
            "The rotation of keys for queries [batch, heads, T, head_dim], at positions[b] + t; None: at the last T tokens.\n"

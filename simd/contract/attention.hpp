@@ -169,8 +169,8 @@ static inline TileClass classify_tile(std::int64_t t_first, std::int64_t t_last,
   return all_visible ? TileClass::full : TileClass::partial;
 }
 
-// Of the keys [key_begin, key_end) the least stretch with all that a query of [t_first, t_last] sees; empty where it sees none.
-// Between kept keys and the first visible one there may be keys that none sees.
+// Of the keys [key_begin, key_end) the least stretch with all that a query of [t_first, t_last] sees; where it sees none, begin
+// is no less than end, and may be greater. Between kept keys and the first visible one there may be keys that none sees.
 struct SeenKeys {
   std::int64_t begin, end;
 };

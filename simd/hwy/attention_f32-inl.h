@@ -617,7 +617,10 @@ class AttentionRun {
       tile.key_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.head_steps) * sizeof(float));
       tile.value_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.value_dim) * sizeof(float));
     }
-    if (first && fetch_) SetBlockToFetch(key + static_cast<std::int64_t>(kKeyBlock), prefetch);
+    if (first && fetch_) {
+      constexpr std::int64_t kBlock = kKeyBlock;
+      SetBlockToFetch(NextSeenBlock(args_, block.t_first, key + kBlock, kBlock), prefetch);
+    }
     const bool fetches_rows = fetches_rows_ && !block.started;
     tile.prefetch = (first && fetch_) || fetches_rows ? &prefetch : nullptr;
     if (fetches_rows) SetRowsToFetch(block, prefetch);

@@ -325,10 +325,8 @@ class DecodeRun {
 
   void Keys(const AttentionF32Args& args) {
     const std::int64_t block = static_cast<std::int64_t>(kBlock);
-    const std::int64_t t_first = query_of_row_[0];
     const std::int64_t key_end = HWY_MIN(args.key_end, query_of_row_[rows_ - 1] + args.visible_end);
-    for (std::int64_t key = NextSeenBlock(args, t_first, args.key_begin, block); key < key_end;
-         key = NextSeenBlock(args, t_first, key + block, block)) {
+    for (std::int64_t key = NextBlock(args, args.key_begin - block); key < key_end; key = NextBlock(args, key)) {
       KeyBlock(args, key, key_end);
     }
   }
@@ -359,7 +357,7 @@ class DecodeRun {
     }
     if constexpr (kScaled<T>) {
       FindScales(args, first_key, end);
-      FetchScales(args, first_key + static_cast<std::int64_t>(end), key_end);
+      FetchScales(args, NextBlock(args, first_key), key_end);
       for (size_t i = 0; i < rows_; ++i) {
         const float step = kIntegers && integers_ ? query_steps_[i] : 1.0f;
         ScaleScores<kShortRows>(span, key_scales_, step, mean_scores_[i], scores_ + i * kDecodeKeyBlock);
@@ -477,9 +475,15 @@ class DecodeRun {
     for (size_t e = 0; e < sum_floats_; e += hn::Lanes(df)) hn::Store(hn::Mul(factor, hn::Load(df, sums + e)), df, sums + e);
   }
 
-  // The keys of the next block, where it is a whole one that some row sees.
+  // The first key of the block after first_key's that some row sees.
+  std::int64_t NextBlock(const AttentionF32Args& args, std::int64_t first_key) const {
+    constexpr std::int64_t block = kBlock;
+    return NextSeenBlock(args, query_of_row_[0], first_key + block, block);
+  }
+
+  // The keys of the next block, where it is a whole one.
   HWY_NOINLINE RowsAhead<T> NextKeys(const AttentionF32Args& args, std::int64_t first_key, std::int64_t key_end) const {
-    const std::int64_t first = first_key + static_cast<std::int64_t>(kBlock), end = first + static_cast<std::int64_t>(kBlock);
+    const std::int64_t first = NextBlock(args, first_key), end = first + static_cast<std::int64_t>(kBlock);
     if (end > key_end || args.key_marks != nullptr) return {};
     const size_t columns = static_cast<size_t>(args.head_dim);
     const auto first_run = RunOfKeys<T>(args, first, end);

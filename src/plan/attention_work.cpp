@@ -374,8 +374,9 @@ bool aim(const simd::AttentionKernel& kernel, const AttentionOperands& o, const 
   if (begin >= end) return false;
   if (!hidden.any()) return true;
   const WrittenRows written = written_rows(hidden, region.group);
-  write_mask(hidden, o.mask_room, scratch, region.row_begin / region.group, (region.row_end - 1) / region.group + 1,
-             written.heads, written.one_row, kernel.key_block, args);
+  const std::int64_t first = region.row_begin / region.group;
+  write_mask(hidden, o.mask_room, scratch, first, (region.row_end - 1) / region.group + 1, written.heads, written.one_row,
+             kernel.key_block, region.keys.gap(first), args);
   return args.key_begin < args.key_end;
 }
 
@@ -558,21 +559,21 @@ double piece_cost_ns(const AttentionChoice& choice, const AttentionOperands& o, 
       }
       const std::int64_t first = region.row_begin / region.group, last = (region.row_end - 1) / region.group;
       // Each query sees the keys up to its end but those between the kept ones and its begin.
-      const std::int64_t count = last - first + 1, kept_end = std::max(keys.begin, keys.kept_end);
-      const std::int64_t between =
-          sum_of_clamped(first, last, keys.visible_begin, kept_end, std::max(kept_end, keys.end)) - count * kept_end;
+      const std::int64_t count = last - first + 1;
+      const KeyGap gap = keys.gap(first);
+      const std::int64_t between = sum_of_clamped(first, last, keys.visible_begin, gap.begin, keys.end) - count * gap.begin;
       const double spans = static_cast<double>(sum_of_clamped(first, last, keys.visible_end, keys.begin, keys.end) -
                                                count * keys.begin - between);
       const double rows = static_cast<double>(region.rows()), queries = static_cast<double>(count);
-      const double share = visible_share(hidden, first, keys.begin, keys.end);
+      const double before = static_cast<double>(gap.begin - keys.begin), behind = static_cast<double>(keys.end - gap.end);
+      const double share = (before * visible_share(hidden, first, keys.begin, gap.begin) +
+                            behind * visible_share(hidden, first, gap.end, keys.end)) /
+                           std::max(before + behind, 1.0);
       // Lanes are computed whole, whether a row fills them or not.
       const double padded = static_cast<double>(round_up(region.rows(), kernel.row_block));
       const double width = static_cast<double>(o.shape.head_dim + o.shape.value_dim);
       const double arithmetic = 2.0 * std::max(spans, 0.0) / queries * padded * width / choice.gigaflops;
-      const std::int64_t seen_by_none =
-          std::clamp(first + keys.visible_begin, kept_end, std::max(kept_end, keys.end)) - kept_end;
-      const double bytes = static_cast<double>(keys.end - keys.begin - seen_by_none) * width *
-                           static_cast<double>(size_in_bytes(o.shape.of_keys()));
+      const double bytes = (before + behind) * width * static_cast<double>(size_in_bytes(o.shape.of_keys()));
       const double reading = bytes / 12.0;  // 12 GB/s
       cost += 200.0 + rows * width * 0.1 + share * std::max(arithmetic, reading);
     });

@@ -129,6 +129,11 @@ struct KeyRange {
   std::int64_t kept_end = 0;                        // likewise; only where visible_begin is a limit
   std::int64_t offset = 0;                          // of the causal diagonal: query t stands at key t + offset
 
+  // Keys of them that no query from `first` on sees: between the kept ones and the window.
+  KeyGap gap(std::int64_t first) const {
+    const std::int64_t last = std::max(begin, end), from = std::clamp(kept_end, begin, last);
+    return {from, std::clamp(first + visible_begin, from, last)};
+  }
   // Of these keys, those of [from, to) that queries [first, last] see.
   simd::SeenKeys seen_by(std::int64_t first, std::int64_t last, std::int64_t from, std::int64_t to) const {
     return simd::seen_keys(first, last, std::max(from, begin), std::min(to, end), visible_begin, visible_end, kept_end);

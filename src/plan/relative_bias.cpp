@@ -61,12 +61,10 @@ RelativeSpread::Place RelativeSpread::place(const AttentionOperands& o) const {
     for (std::int64_t item = 0; item < items; ++item) {
       const AttentionShape own = own_shape(o, item);
       if (own.query_length == 0 || own.key_length == 0) continue;
-      // Both ends rise with the query, but for those of a prefix.
-      const KeyRange first = key_range(o, item, 0, own.group()),
-                     last = key_range(o, item, own.rows() - own.group(), own.rows());
-      const std::int64_t begin = o.mask.has_prefix ? 0 : first.begin, end = o.mask.has_prefix ? own.key_length : last.end;
+      const KeyRange seen = key_range(o, item, 0, own.rows());
+      const std::int64_t begin = o.mask.has_prefix ? 0 : seen.begin, end = o.mask.has_prefix ? own.key_length : seen.end;
       if (begin >= end) continue;
-      const std::int64_t offset = place.rows.near_offset(last.offset, own.query_length, own.key_length);
+      const std::int64_t offset = place.rows.near_offset(seen.offset, own.query_length, own.key_length);
       least = std::min(least, begin / whole_block * whole_block - (own.query_length - 1) - offset);
       most = std::max(most, end - 1 - offset);
     }

@@ -86,12 +86,19 @@ MaskRoom mask_room(std::int64_t key_length, std::int64_t group, const Mask& mask
 }
 
 void write_mask(const HiddenKeys& hidden, const MaskRoom& room, void* memory, std::int64_t query_begin, std::int64_t query_end,
-                std::int64_t heads, bool one_row, std::int64_t key_block, simd::AttentionF32Args& args) {
+                std::int64_t heads, bool one_row, std::int64_t key_block, KeyGap gap, simd::AttentionF32Args& args) {
   auto* const rows = static_cast<std::uint8_t*>(memory);
   std::uint8_t* const marks = rows + room.rows * room.row_bytes;
   const std::int64_t begin = args.key_begin, end = args.key_end;
   const std::int64_t first_mark = begin / keys_per_mark, end_mark = divide_up(end, keys_per_mark);
   std::memset(marks + first_mark, 0, static_cast<std::size_t>(end_mark - first_mark));
+  // In the gap marks alone tell that nothing is seen.
+  const std::int64_t gap_begin = std::clamp(round_up(gap.begin, keys_per_mark), begin, end);
+  const std::int64_t gap_end = std::clamp(gap.end / keys_per_mark * keys_per_mark, gap_begin, end);
+  const auto for_each_part = [&](const auto& function) {
+    if (begin < gap_begin && gap_begin < gap_end) function(begin, gap_begin);
+    function(gap_begin < gap_end ? gap_end : begin, end);
+  };
   std::int64_t written = 0;
   const std::int64_t last = one_row ? query_begin + 1 : query_end;
   // Queries of one row of blocks see alike when nothing else hides keys: written once, then copied.
@@ -100,12 +107,16 @@ void write_mask(const HiddenKeys& hidden, const MaskRoom& room, void* memory, st
     for (std::int64_t head = 0; head < heads; ++head, ++written) {
       std::uint8_t* const row = rows + written * room.row_bytes;
       if (copies && written > 0 && (head > 0 || (hidden.first_query + query) % hidden.block_queries != 0)) {
-        std::memcpy(row + begin, row + begin - room.row_bytes, static_cast<std::size_t>(end_mark * keys_per_mark - begin));
+        for_each_part([&](std::int64_t from, std::int64_t to) {
+          std::memcpy(row + from, row + from - room.row_bytes, static_cast<std::size_t>(round_up(to, keys_per_mark) - from));
+        });
         continue;
       }
-      write_row(hidden, query, head, begin, end, row);
-      std::memset(row + end, 0, static_cast<std::size_t>(end_mark * keys_per_mark - end));
-      mark_row(row, begin, end, marks);
+      for_each_part([&](std::int64_t from, std::int64_t to) {
+        write_row(hidden, query, head, from, to, row);
+        std::memset(row + to, 0, static_cast<std::size_t>(round_up(to, keys_per_mark) - to));
+        mark_row(row, from, to, marks);
+      });
     }
   }
   std::int64_t seen = first_mark, seen_end = end_mark;

@@ -34,12 +34,17 @@ struct HiddenKeys {
   bool any() const { return blocks || query_segments; }  // beside the boolean mask, which kernels read as it is
 };
 
+// Keys [begin, end) within a call's that none of its rows sees.
+struct KeyGap {
+  std::int64_t begin = 0, end = 0;
+};
+
 // Writes rows for queries [query_begin, query_end) x `heads` heads of a group and keys [args.key_begin, args.key_end) into
 // `memory`, and makes that the call's boolean mask: query_end - query_begin rows where heads is 1 (all heads see alike). With
 // `one_row` all queries see alike too, and one row serves them. Narrows the call's keys to those that some row sees; key_begin
 // stays a multiple of key_block. args.key_begin is one on entry.
 void write_mask(const HiddenKeys& hidden, const MaskRoom& room, void* memory, std::int64_t query_begin, std::int64_t query_end,
-                std::int64_t heads, bool one_row, std::int64_t key_block, simd::AttentionF32Args& args);
+                std::int64_t heads, bool one_row, std::int64_t key_block, KeyGap gap, simd::AttentionF32Args& args);
 
 // The share of keys [key_begin, key_end) whose blocks query t sees: 1 without a block mask.
 double visible_share(const HiddenKeys& hidden, std::int64_t query, std::int64_t key_begin, std::int64_t key_end);

@@ -248,7 +248,7 @@ TEST_P(ExplainTest, KernelsComputeTheTilesThatAreNotSkipped) {
 
 TEST_P(ExplainTest, WhatAClassifierSkipsTakesNoTime) {
   Random random(91);
-  for (const Mask& mask : {Mask::none(), Mask::causal(Causal::top_left), Mask::window(200, 100)})
+  for (const Mask& mask : {Mask::none(), Mask::causal(Causal::top_left), Mask::window(200, 100), Mask::window(40, 100, 12)})
     for (const std::int64_t kv_heads : {4, 1}) {
       AttentionSpec spec = f32_spec(2, 4, kv_heads, 336, 336, 32, mask);
       Counts counts;

@@ -153,7 +153,8 @@ TEST_P(MaskTest, AWindowWithoutCausalTakesItsDiagonalFromTheOffsets) {
 }
 
 TEST_P(MaskTest, KeptKeysStayInSightBesideAWindow) {
-  expect_near(out_of(mean_index(6, 6, Mask::causal(Causal::top_left) & Mask::window(1, 0, 2))), {0, 0.5, 1, 1.5, 2, 2.5});
+  expect_near(out_of(mean_index(6, 6, Mask::causal(Causal::top_left) & Mask::window(1, 0, 1))),
+              {0, 0.5, 1, 5.0f / 3, 7.0f / 3, 3});
   expect_near(out_of(mean_index(1, 9, Mask::causal(Causal::bottom_right) & Mask::window(1, 0, 1))), {5});
   // Causal, the window's right side and lengths hide them still.
   expect_near(out_of(mean_index(3, 6, Mask::causal(Causal::top_left) & Mask::window(0, 0, 5))), {0, 0.5, 1});

@@ -91,6 +91,7 @@ TEST_P(RelativeTest, T5MatchesTheOracleWithEveryMaskAndShape) {
       Mask::causal(Causal::bottom_right) & Mask::key_lengths() & Mask::query_lengths(),
       Mask::causal(Causal::offset) & Mask::offsets() & Mask::boolean(),
       Mask::window(60, 30) & Mask::offsets() & Mask::key_lengths(),
+      Mask::window(20, 30, 3) & Mask::offsets() & Mask::key_lengths(),
       Mask::causal(Causal::top_left) & Mask::prefix(),
       Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::key_lengths(),
       Mask::packed() & Mask::boolean(),
@@ -111,6 +112,16 @@ TEST_P(RelativeTest, T5MatchesTheOracleWithEveryMaskAndShape) {
       if (seed % 5 == 0) spec.softcap = 2.0, spec.has_alibi = spec.has_sink = true;
       ASSERT_TRUE(run_and_compare(make_case(spec, random), runtime()));
     }
+}
+
+// The last queries' windows lie beyond the keys, and only kept keys are left to them.
+TEST_P(RelativeTest, T5OfWindowsBeyondTheKeys) {
+  Random random(151);
+  for (const Mask& mask : {Mask::window(5, 9, 2), Mask::window(5, Mask::unbounded, 2), Mask::window(5, 9, 2) & Mask::packed(),
+                           Mask::window(5, 9, 2) & Mask::offsets()}) {
+    const AttentionSpec spec = with(attention_spec(2, 2, 2, 40, 20, 8, 8, mask), RelativeBias::t5());
+    EXPECT_TRUE(run_and_compare(make_case(spec, random), runtime()));
+  }
 }
 
 // More queries than keys: the first of them stand before every key.

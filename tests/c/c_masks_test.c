@@ -69,9 +69,9 @@ static void test_conventions(const polyhead_runtime* runtime) {
   mask.causal = POLYHEAD_CAUSAL_NONE, mask.window_left = -1, mask.window_right = 1;
   mean_index(runtime, &mask, 3, 5, NULL, NULL, out);
   MEANS(0, 0.5), MEANS(1, 1.0), MEANS(2, 1.5);
-  mask.causal = POLYHEAD_CAUSAL_TOP_LEFT, mask.window_left = 1, mask.window_right = 0, mask.window_kept = 2;
+  mask.causal = POLYHEAD_CAUSAL_TOP_LEFT, mask.window_left = 1, mask.window_right = 0, mask.window_kept = 1;
   mean_index(runtime, &mask, 6, 6, NULL, NULL, out);
-  MEANS(2, 1.0), MEANS(4, 2.0), MEANS(5, 2.5);
+  MEANS(3, 5.0 / 3), MEANS(4, 7.0 / 3), MEANS(5, 3.0);
   mask.causal = POLYHEAD_CAUSAL_NONE, mask.window_kept = 0;
   mask.has_window = 0;
 

@@ -129,7 +129,9 @@ class RunAttentionTest(CommandTest):
         )
         self.attention((1, 2, 2, 9, 9, 8, 8), ["--window", "-1,1"], allowed=lambda b, h, t, s: s <= t + 1)
         self.attention(
-            (1, 2, 2, 9, 9, 8, 8), ["--causal", "top-left", "--window", "2,0,3"], allowed=lambda b, h, t, s: s <= t and (s < 3 or t - 2 <= s)
+            (1, 2, 2, 9, 9, 8, 8),
+            ["--causal", "top-left", "--window", "2,0,3"],
+            allowed=lambda b, h, t, s: s <= t and (s < 3 or t - 2 <= s),
         )
 
     def test_key_lengths_and_a_row_without_keys(self):

@@ -298,6 +298,15 @@ TEST_P(PieceAttentionTest, ManyRowsAndKeys) {
       expect_same_bits(some.lse, {all.lse.begin() + begin, all.lse.begin() + end}, "some rows' lse");
     }
   }
+  AttentionShape apart{300, 1, 900, 64, 64};  // one chunk with kept keys, hidden ones and windows of several passes
+  apart.visible_begin = 540, apart.visible_end = 601, apart.kept_end = 5;
+  AttentionProblem kept(apart, 3302);
+  const AttentionProblem::Result all = kept.run(emulated);
+  expect_right(kept, all, emulated.name);
+  for (const auto& [begin, end] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 3}, {31, 98}, {250, 300}}) {
+    const AttentionProblem::Result some = kept.run(emulated, begin, end);
+    expect_same_bits(some.out, {all.out.begin() + begin * 64, all.out.begin() + end * 64}, "some rows beside kept keys");
+  }
   AttentionShape window{400, 1, 4500, 300, 260};  // big heads: few keys are packed at once
   window.visible_begin = 3000, window.visible_end = 3300;
   for (const std::int64_t kept : {0, 5, 700}) {  // first keys in sight too, chunks before the window

@@ -42,6 +42,7 @@ TEST_P(EncoderSweep, MatchesTheOracle) {
       {"causal", Mask::causal(Causal::top_left)},
       {"window", Mask::window(6, 2)},
       {"causal window", Mask::causal(Causal::bottom_right) & Mask::window(30, 0)},
+      {"causal window and kept keys", Mask::causal(Causal::top_left) & Mask::window(10, 0, 3)},
   };
   std::uint64_t seed = 100;
   for (const NormPlacement norm : {NormPlacement::post, NormPlacement::pre}) {

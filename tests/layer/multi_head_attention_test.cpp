@@ -127,6 +127,7 @@ std::vector<Case> cases() {
       {"causal with offsets", Mask::causal(Causal::offset)},
       {"window", Mask::window(9, 3)},
       {"causal window", Mask::causal(Causal::top_left) & Mask::window(17, 0)},
+      {"causal window and kept keys", Mask::causal(Causal::bottom_right) & Mask::window(17, 0, 4)},
       {"boolean", Mask::boolean()},
       {"bias", Mask::bias()},
       {"all", Mask::causal(Causal::top_left) & Mask::key_lengths() & Mask::boolean() & Mask::bias() & Mask::window(60, 5)},

@@ -37,7 +37,7 @@ const std::vector<Feature>& features() {
       {"causal offset", [](AttentionSpec& s) { s.mask = s.mask & Mask::causal(Causal::offset) & Mask::offsets(); }},
       {"offsets", [](AttentionSpec& s) { s.mask = s.mask & Mask::offsets(); }},
       {"window", [](AttentionSpec& s) { s.mask = s.mask & Mask::window(30, 9); }},
-      {"kept keys", [](AttentionSpec& s) { s.mask = s.mask & Mask::window(6, 3, 4); }},
+      {"kept keys", [](AttentionSpec& s) { s.mask = s.mask & Mask::window(6, 9, 4); }},
       {"key lengths", [](AttentionSpec& s) { s.mask = s.mask & Mask::key_lengths(); }},
       {"query lengths", [](AttentionSpec& s) { s.mask = s.mask & Mask::query_lengths(); }},
       {"packed", [](AttentionSpec& s) { s.mask = s.mask & Mask::packed(); }},

@@ -36,6 +36,16 @@ def test_kept_keys_are_tiles_of_their_own():
 def test_a_score_modification_and_its_classifier():
     mod = polyhead.ScoreMod(lambda score, batch, head, query, key: score, name="nothing")
     assert polyhead.explain(**SIZES, score_mod=mod)["score_mod"]["name"] == "nothing"
+    half = polyhead.ScoreMod(
+        lambda score, batch, head, query, key: score,
+        lambda batch, heads, queries, keys: "skip" if keys[0] >= 256 else "partial",
+        name="half",
+    )
+    told = polyhead.explain(**SIZES, score_mod=half)["score_mod"]
+    assert told["classifies_tiles"] and told["tiles"]["skipped"] == told["tiles"]["partial"] > 0
+    failing = polyhead.ScoreMod(lambda score, batch, head, query, key: score, lambda *place: 1 / 0, name="failing")
+    with pytest.raises(ZeroDivisionError):
+        polyhead.explain(**SIZES, score_mod=failing)
     with pytest.raises(TypeError, match="score_mod"):
         polyhead.explain(**SIZES, score_mod=3)
 
