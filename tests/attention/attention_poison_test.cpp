@@ -112,6 +112,7 @@ TEST_P(PoisonTest, PoisonThatOnlySomeRowsSeeReachesOnlyThose) {
       Mask::causal(Causal::top_left),
       Mask::causal(Causal::bottom_right),
       Mask::window(4, 2),
+      Mask::causal(Causal::bottom_right) & Mask::window(3, 0, 2),
       Mask::boolean(),
       Mask::bias(),
       Mask::causal(Causal::offset) & Mask::offsets() & Mask::boolean(),
