@@ -17,11 +17,7 @@ std::size_t count(std::int64_t rows, std::int64_t columns) {
 }  // namespace
 
 GemmWeights::GemmWeights(const simd::GemmKernel& kernel, std::int64_t n, std::int64_t k, WeightType type)
-    : k_(k),
-      weight_(count(n, k)),
-      bias_(count(n, 1)),
-      packed_(kernel.packed_bytes(n, k)),
-      rounds_rows_(type == WeightType::int8_dynamic) {
+    : k_(k), weight_(count(n, k)), bias_(count(n, 1)), packed_(kernel.packed_bytes(n, k)), type_(type) {
   weight_.fill_random(2, 1.0 / std::sqrt(static_cast<double>(k)));
   bias_.fill_random(3);
   simd::PackF32Args pack;
@@ -36,6 +32,7 @@ GemmWeights::GemmWeights(const simd::GemmKernel& kernel, std::int64_t n, std::in
     case WeightType::f32:
       return;
     case WeightType::bf16:
+    case WeightType::bf16_dynamic:
       factor_ = 0x1p-8;
       break;
     case WeightType::f16:
@@ -66,6 +63,11 @@ double GemmWeights::rounding(std::int64_t n, std::int64_t k) const {
   if (largest_.empty()) return 0;
   const std::int64_t blocks = (k_ + block_ - 1) / block_;
   return factor_ * static_cast<double>(largest_[static_cast<std::size_t>(n * blocks + k / block_)]) + 0x1p-25;
+}
+
+double GemmWeights::row_rounding(double number, double largest) const {
+  if (type_ == WeightType::int8_dynamic) return largest / 253;
+  return type_ == WeightType::bf16_dynamic ? std::abs(number) * 0x1p-8 : 0;
 }
 
 GemmCase::GemmCase(const simd::GemmKernel& kernel, GemmShape shape, int threads, std::shared_ptr<const GemmWeights> weights)
@@ -103,21 +105,19 @@ Check GemmCase::check() {
   Check result;
   const std::int64_t step = std::max<std::int64_t>(1, args_.m / 16);
   for (std::int64_t m = 0; m < args_.m; m += step) {
-    double row_rounding = 0;
-    for (std::int64_t k = 0; k < args_.k && weights_->rounds_rows(); ++k) {
-      row_rounding = std::max(row_rounding, std::abs(static_cast<double>(a_[static_cast<std::size_t>(m * args_.k + k)])) / 253);
+    double largest = 0;
+    for (std::int64_t k = 0; k < args_.k; ++k) {
+      largest = std::max(largest, std::abs(static_cast<double>(a_[static_cast<std::size_t>(m * args_.k + k)])));
     }
     for (std::int64_t n = 0; n < args_.n; ++n) {
       double sum = weights_->bias()[static_cast<std::size_t>(n)], magnitude = std::abs(sum), rounding = 0;
       for (std::int64_t k = 0; k < args_.k; ++k) {
-        const double product = static_cast<double>(a_[static_cast<std::size_t>(m * args_.k + k)]) *
-                               weights_->weight()[static_cast<std::size_t>(n * args_.k + k)];
-        sum += product;
-        magnitude += std::abs(product);
-        rounding += std::abs(static_cast<double>(a_[static_cast<std::size_t>(m * args_.k + k)])) * weights_->rounding(n, k);
-        rounding +=
-            row_rounding * (std::abs(static_cast<double>(weights_->weight()[static_cast<std::size_t>(n * args_.k + k)])) +
-                            weights_->rounding(n, k));
+        const double number = a_[static_cast<std::size_t>(m * args_.k + k)];
+        const double weight = weights_->weight()[static_cast<std::size_t>(n * args_.k + k)];
+        sum += number * weight;
+        magnitude += std::abs(number * weight);
+        rounding += std::abs(number) * weights_->rounding(n, k);
+        rounding += weights_->row_rounding(number, largest) * (std::abs(weight) + weights_->rounding(n, k));
       }
       // One chain of k + 1 roundings, each of half a unit of at most the sum of magnitudes.
       result.take(c_[static_cast<std::size_t>(m * args_.n + n)], sum,

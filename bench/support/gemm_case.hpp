@@ -31,13 +31,14 @@ class GemmWeights {
   std::size_t packed_bytes() const { return packed_.size(); }
   // By how much W[n][k] may have been rounded (docs/semantics.md).
   double rounding(std::int64_t n, std::int64_t k) const;
-  bool rounds_rows() const { return rounds_rows_; }
+  // By how much a number of a row of A may be rounded as it comes, `largest` being the row's largest without its sign.
+  double row_rounding(double number, double largest) const;
 
  private:
   std::int64_t k_;
   AlignedArray weight_, bias_;
   platform::AlignedBuffer packed_;
-  bool rounds_rows_;
+  WeightType type_;
   double factor_ = 0;  // of the largest of `block_` weights along k, for what one of them is rounded by
   std::int64_t block_ = 1;
   std::vector<float> largest_;  // [n][blocks of k]

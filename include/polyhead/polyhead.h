@@ -265,9 +265,10 @@ enum {
   POLYHEAD_WEIGHTS_F32 = 0,
   POLYHEAD_WEIGHTS_BF16 = 1,
   POLYHEAD_WEIGHTS_F16 = 2,
-  POLYHEAD_WEIGHTS_INT8 = 3,        /* a scale for each output feature */
-  POLYHEAD_WEIGHTS_INT4 = 4,        /* a scale for each output feature and 32 input features */
-  POLYHEAD_WEIGHTS_INT8_DYNAMIC = 5 /* int8, and each row of a product's input rounded likewise */
+  POLYHEAD_WEIGHTS_INT8 = 3,         /* a scale for each output feature */
+  POLYHEAD_WEIGHTS_INT4 = 4,         /* a scale for each output feature and 32 input features */
+  POLYHEAD_WEIGHTS_INT8_DYNAMIC = 5, /* int8, and each row of a product's input rounded likewise */
+  POLYHEAD_WEIGHTS_BF16_DYNAMIC = 6  /* bf16, and each number of a product's input rounded to the nearest bf16 */
 };
 
 /* Sizes are maxima: a plan serves every run whose batch, query_length and key_length are at most these; the others are

@@ -14,7 +14,8 @@ class MultiHeadAttention:
     query_weight [heads * D, d_model], key_weight [kv_heads * D, key width], value_weight [kv_heads * E, value width],
     output_weight [d_model, heads * E]; biases have the output width, or are None. kv_heads (default: heads) divides heads.
     precision is that of the attention inside, as in scaled_dot_product_attention. weights: what they are kept as, "f32", "bf16",
-    "f16", "int8", "int4" or "int8_dynamic" (inputs of products are rounded too), whatever they come as. The number of threads is the one set when the operator is made.
+    "f16", "int8", "int4", "int8_dynamic" or "bf16_dynamic" (the last two round inputs of products too), whatever they come as.
+    The number of threads is the one set when the operator is made.
 
     Weights are packed once for each kind of mask that calls use (none, causal, lengths, boolean, additive and combinations),
     on its first use.

@@ -18,7 +18,8 @@ class SentenceEncoder:
 
     max_length: word pieces kept of a text, [CLS] and [SEP] included; by default what the folder's sentence_bert_config.json
     says (256 for all-MiniLM-L6-v2), else the model's positions. weights: what the encoder's weights are kept as, "f32", "bf16",
-    "f16", "int8", "int4" or "int8_dynamic" (inputs of products are rounded too), whatever the file has. The number of threads is the one set when it is made.
+    "f16", "int8", "int4", "int8_dynamic" or "bf16_dynamic" (the last two round inputs of products too), whatever the file has.
+    The number of threads is the one set when it is made.
     """
 
     def __init__(self, path=None, *, max_length=None, weights="f32"):

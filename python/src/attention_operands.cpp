@@ -86,12 +86,12 @@ Precision to_precision(nb::handle precision) {
 }
 
 WeightType to_weight_type(nb::handle weights) {
-  const char* const expected = ", expected 'f32', 'bf16', 'f16', 'int8', 'int4' or 'int8_dynamic'";
+  const char* const expected = ", expected 'f32', 'bf16', 'f16', 'int8', 'int4', 'int8_dynamic' or 'bf16_dynamic'";
   if (!PyUnicode_Check(weights.ptr())) {
     throw_type_error("weights: is " + std::string(nb::repr(weights).c_str()) + expected);
   }
-  for (const WeightType known :
-       {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::int8, WeightType::int4, WeightType::int8_dynamic}) {
+  for (const WeightType known : {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::int8, WeightType::int4,
+                                 WeightType::int8_dynamic, WeightType::bf16_dynamic}) {
     if (PyUnicode_CompareWithASCIIString(weights.ptr(), name(known)) == 0) return known;
   }
   throw invalid("weights: is " + std::string(nb::repr(weights).c_str()) + expected);

@@ -35,7 +35,7 @@ std::optional<BorrowedArray> borrow_relative_bias(nb::handle relative_bias, Rela
 
 // precision: "strict" or "fast". Errors: invalid_argument for another text, TypeError for what is none.
 Precision to_precision(nb::handle precision);
-// weights: "f32", "bf16", "f16", "int8", "int4" or "int8_dynamic". Errors: as to_precision.
+// weights: "f32", "bf16", "f16", "int8", "int4", "int8_dynamic" or "bf16_dynamic". Errors: as to_precision.
 WeightType to_weight_type(nb::handle weights);
 
 // TypeError unless the array is f32, f16 or bf16.

@@ -48,6 +48,7 @@ static_assert(POLYHEAD_INTERNAL == static_cast<int>(ErrorCode::internal));
 static_assert(POLYHEAD_CAUSAL_OFFSET == static_cast<int>(polyhead::Causal::offset));
 static_assert(POLYHEAD_FAST == static_cast<int>(polyhead::Precision::fast));
 static_assert(POLYHEAD_WEIGHTS_INT8_DYNAMIC == static_cast<int>(polyhead::WeightType::int8_dynamic));
+static_assert(POLYHEAD_WEIGHTS_BF16_DYNAMIC == static_cast<int>(polyhead::WeightType::bf16_dynamic));
 static_assert(POLYHEAD_CACHE_PAGED == static_cast<int>(polyhead::CacheKind::paged));
 static_assert(POLYHEAD_ROTARY_HALF_SPLIT == static_cast<int>(polyhead::Rotary::half_split));
 static_assert(POLYHEAD_LOG_WARNING == static_cast<int>(polyhead::LogLevel::warning));
@@ -170,8 +171,8 @@ std::optional<double> to_scale(std::int32_t has_scale, double scale) {
 }
 
 polyhead::WeightType to_weight_type(polyhead_weight_type weights, const char* name) {
-  if (weights < POLYHEAD_WEIGHTS_F32 || weights > POLYHEAD_WEIGHTS_INT8_DYNAMIC) {
-    refuse(std::string(name) + ".weights is " + std::to_string(weights) + ", expected a polyhead_weight_type (0 .. 5)");
+  if (weights < POLYHEAD_WEIGHTS_F32 || weights > POLYHEAD_WEIGHTS_BF16_DYNAMIC) {
+    refuse(std::string(name) + ".weights is " + std::to_string(weights) + ", expected a polyhead_weight_type (0 .. 6)");
   }
   return static_cast<polyhead::WeightType>(weights);
 }

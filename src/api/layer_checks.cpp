@@ -71,8 +71,9 @@ double scale_of(const MultiHeadAttentionSpec& spec) {
 }
 
 void check_weight_type(const std::string& name, WeightType weights) {
-  if (static_cast<int>(weights) > static_cast<int>(WeightType::int8_dynamic)) {
-    fail(name.c_str(), std::to_string(static_cast<int>(weights)), "a WeightType (f32, bf16, f16, int8, int4 or int8_dynamic)");
+  if (static_cast<int>(weights) > static_cast<int>(WeightType::bf16_dynamic)) {
+    fail(name.c_str(), std::to_string(static_cast<int>(weights)),
+         "a WeightType (f32, bf16, f16, int8, int4, int8_dynamic or bf16_dynamic)");
   }
 }
 

@@ -16,6 +16,8 @@ const char* name(WeightType weights) noexcept {
       return "int4";
     case WeightType::int8_dynamic:
       return "int8_dynamic";
+    case WeightType::bf16_dynamic:
+      return "bf16_dynamic";
   }
   return "unknown";
 }

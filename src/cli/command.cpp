@@ -46,11 +46,12 @@ Precision parse_precision(const std::string& text) {
 }
 
 WeightType parse_weight_type(const std::string& text) {
-  for (const WeightType weights :
-       {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::int8, WeightType::int4, WeightType::int8_dynamic}) {
+  for (const WeightType weights : {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::int8, WeightType::int4,
+                                   WeightType::int8_dynamic, WeightType::bf16_dynamic}) {
     if (text == name(weights)) return weights;
   }
-  throw UsageError(fmt::format("--weight-type: '{}' is none of f32, bf16, f16, int8, int4 and int8_dynamic", text));
+  throw UsageError(
+      fmt::format("--weight-type: '{}' is none of f32, bf16, f16, int8, int4, int8_dynamic and bf16_dynamic", text));
 }
 
 Mask parse_window(const std::string& text) {

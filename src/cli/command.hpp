@@ -37,7 +37,7 @@ Isa parse_isa(const std::string& name);
 Causal parse_causal(const std::string& text);
 // "strict" or "fast".
 Precision parse_precision(const std::string& text);
-// "f32", "bf16", "f16", "int8", "int4" or "int8_dynamic".
+// "f32", "bf16", "f16", "int8", "int4", "int8_dynamic" or "bf16_dynamic".
 WeightType parse_weight_type(const std::string& text);
 // "LEFT,RIGHT", each a number of keys or -1 for no limit, or "LEFT,RIGHT,KEPT"; an empty text is no window.
 Mask parse_window(const std::string& text);

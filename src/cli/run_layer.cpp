@@ -199,9 +199,9 @@ Command add_run_layer(CLI::App& parent) {
   app->add_option("--scale", options->scale, "Factor on the scores (1 / sqrt(head size))")->type_name("X");
   app->add_option("--precision", options->precision, "strict, or fast: a larger, stated error where there is a faster kernel")
       ->type_name("NAME");
-  app->add_option(
-         "--weight-type", options->weight_type,
-         "What weights are kept as: f32, bf16, f16, int8, int4 or int8_dynamic (inputs too), each with its stated error")
+  app->add_option("--weight-type", options->weight_type,
+                  "What weights are kept as: f32, bf16, f16, int8, int4, int8_dynamic or bf16_dynamic (the last two round "
+                  "inputs too), each with its stated error")
       ->type_name("NAME");
   options->mask.add_options(*app);
   options->runtime.add_options(*app);

@@ -272,7 +272,7 @@ class RunLayerTest(CommandTest):
         for kind in ("f32", "bf16", "f16", "int8", "int4"):
             self.succeed(*options, "--weight-type", kind)
             self.assert_close(self.path("y.npy"), self.expect(x, x, w, 2, 2), 2e-4)
-        self.refuse(2, *options, "--weight-type", "int9", says="none of f32, bf16, f16, int8, int4 and int8_dynamic")
+        self.refuse(2, *options, "--weight-type", "int9", says="none of f32, bf16, f16, int8, int4, int8_dynamic and bf16_dynamic")
 
     def test_separate_projections_of_grouped_heads_without_biases(self):
         w = {name: tree for name, tree in self.weights(16, 4, 2).items() if not name.endswith("bias")}

@@ -58,7 +58,7 @@ Tensor in_type(DType dtype, const TensorView& matrix) {
 std::vector<WeightType> rounded_types() {
   std::vector<WeightType> types;
   for (const WeightType type : dispatch::weight_types()) {
-    if (type != WeightType::int8_dynamic) types.push_back(type);
+    if (type != WeightType::int8_dynamic && type != WeightType::bf16_dynamic) types.push_back(type);
   }
   return types;
 }
@@ -181,10 +181,10 @@ TEST(WeightTypes, ErrorsNameTheField) {
   MultiHeadAttentionSpec spec = attention_layer_spec(8, 2);
   MultiHeadAttentionWeights weights = attention_layer_weights(spec, store);
   const Runtime runtime = runtime_on(default_isa(), 1);
-  spec.weights = static_cast<WeightType>(6);
+  spec.weights = static_cast<WeightType>(7);
   POLYHEAD_EXPECT_ERROR(
       ErrorCode::invalid_argument,
-      "MultiHeadAttentionSpec.weights is 6, expected a WeightType (f32, bf16, f16, int8, int4 or int8_dynamic)",
+      "MultiHeadAttentionSpec.weights is 7, expected a WeightType (f32, bf16, f16, int8, int4, int8_dynamic or bf16_dynamic)",
       MultiHeadAttention(spec, weights, runtime));
   spec.weights = WeightType::f32;
   const Tensor integers_instead(DType::i32, {8, 8});

@@ -120,7 +120,17 @@ def test_wrong_inputs(generator):
         operation(np.zeros((1, 5, 24)))
 
 
-@pytest.mark.parametrize("kind, bound", [("bf16", 2**-8), ("f16", 2**-11), ("int8", 1 / 100), ("int4", 0.25), ("int8_dynamic", 1 / 50)])
+@pytest.mark.parametrize(
+    "kind, bound",
+    [
+        ("bf16", 2**-8),
+        ("f16", 2**-11),
+        ("int8", 1 / 100),
+        ("int4", 0.25),
+        ("int8_dynamic", 1 / 50),
+        ("bf16_dynamic", 2**-7),
+    ],
+)
 def test_weights_in_fewer_bits(generator, kind, bound):
     weights = weights_of(generator)
     x = generator.standard_normal((2, 7, 24), np.float32)

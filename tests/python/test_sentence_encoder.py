@@ -75,7 +75,8 @@ def test_weights_in_fewer_bits(encoder, weights, least, least_of_nothing):
 
 
 def test_wrong_weights():
-    with pytest.raises(polyhead.InvalidArgumentError, match="weights: is 'int3', expected 'f32', 'bf16', 'f16', 'int8', 'int4' or 'int8_dynamic'"):
+    message = "weights: is 'int3', expected 'f32', 'bf16', 'f16', 'int8', 'int4', 'int8_dynamic' or 'bf16_dynamic'"
+    with pytest.raises(polyhead.InvalidArgumentError, match=message):
         polyhead.SentenceEncoder(weights="int3")
     with pytest.raises(TypeError, match="weights: is 8"):
         polyhead.SentenceEncoder(weights=8)

@@ -400,9 +400,13 @@ TEST(KernelTable, CompleteForEveryBuiltTarget) {
       }
     }
 #endif
-    const std::map<WeightType, std::string> gemms = {
-        {WeightType::f32, "gemm_f32"},     {WeightType::bf16, "gemm_f32_bf16"}, {WeightType::f16, "gemm_f32_f16"},
-        {WeightType::int8, "gemm_f32_i8"}, {WeightType::int4, "gemm_f32_i4"},   {WeightType::int8_dynamic, "gemm_i8_i8"}};
+    const std::map<WeightType, std::string> gemms = {{WeightType::f32, "gemm_f32"},
+                                                     {WeightType::bf16, "gemm_f32_bf16"},
+                                                     {WeightType::f16, "gemm_f32_f16"},
+                                                     {WeightType::int8, "gemm_f32_i8"},
+                                                     {WeightType::int4, "gemm_f32_i4"},
+                                                     {WeightType::int8_dynamic, "gemm_i8_i8"},
+                                                     {WeightType::bf16_dynamic, "gemm_bf16_bf16"}};
     for (const WeightType weights : dispatch::weight_types()) {
       names[gemms.at(weights)] = dispatch::gemm_kernel(table, weights).name;
     }

@@ -78,9 +78,11 @@ std::vector<float> rounded_weights(WeightType type, const std::vector<float>& we
       case WeightType::f32:
         break;
       case WeightType::bf16:
+      case WeightType::bf16_dynamic:
+        std::transform(from, from + k, to, [](float weight) { return nearest(DType::bf16, weight); });
+        break;
       case WeightType::f16:
-        std::transform(from, from + k, to,
-                       [&](float weight) { return nearest(type == WeightType::bf16 ? DType::bf16 : DType::f16, weight); });
+        std::transform(from, from + k, to, [](float weight) { return nearest(DType::f16, weight); });
         break;
       case WeightType::int8:
       case WeightType::int8_dynamic:
@@ -94,11 +96,18 @@ std::vector<float> rounded_weights(WeightType type, const std::vector<float>& we
   return rounded;
 }
 
+std::vector<float> nearest_bf16(const float* numbers, std::int64_t count) {
+  std::vector<float> rounded(static_cast<std::size_t>(count));
+  std::transform(numbers, numbers + count, rounded.begin(), [](float number) { return nearest(DType::bf16, number); });
+  return rounded;
+}
+
 std::vector<double> weight_error_bounds(WeightType type, const std::vector<float>& weights, std::int64_t n, std::int64_t k) {
   // What shares a scale is off by at most a part of the largest; else by a part of its own size.
   const bool is_int8 = type == WeightType::int8 || type == WeightType::int8_dynamic;
   const std::int64_t together = is_int8 ? k : type == WeightType::int4 ? int4_block : 1;
-  const double part = type == WeightType::bf16   ? 0x1p-8
+  const bool is_bf16 = type == WeightType::bf16 || type == WeightType::bf16_dynamic;
+  const double part = is_bf16                    ? 0x1p-8
                       : type == WeightType::f16  ? 0x1p-11
                       : is_int8                  ? (1 + 0x1p-20) / 254
                       : type == WeightType::int4 ? 2.0 / 15
