@@ -23,12 +23,16 @@ constexpr std::int64_t kMaxPanels = 4;
 
 alignas(64) constexpr float kZeros[kMaxPanels * kPanelWidth] = {};
 
-#define POLYHEAD_TILE_ROWS_4(vectors) \
-  ComputeTile<1, vectors, 1>, ComputeTile<2, vectors, 1>, ComputeTile<3, vectors, 1>, ComputeTile<4, vectors, 1>
-#define POLYHEAD_TILE_ROWS_6(vectors) POLYHEAD_TILE_ROWS_4(vectors), ComputeTile<5, vectors, 1>, ComputeTile<6, vectors, 1>
-#define POLYHEAD_TILE_ROWS_8(vectors) POLYHEAD_TILE_ROWS_6(vectors), ComputeTile<7, vectors, 1>, ComputeTile<8, vectors, 1>
+#define POLYHEAD_TILE_ROWS_4(vectors)                                                                               \
+  ComputeTile<1, vectors, 1, Products>, ComputeTile<2, vectors, 1, Products>, ComputeTile<3, vectors, 1, Products>, \
+      ComputeTile<4, vectors, 1, Products>
+#define POLYHEAD_TILE_ROWS_6(vectors) \
+  POLYHEAD_TILE_ROWS_4(vectors), ComputeTile<5, vectors, 1, Products>, ComputeTile<6, vectors, 1, Products>
+#define POLYHEAD_TILE_ROWS_8(vectors) \
+  POLYHEAD_TILE_ROWS_6(vectors), ComputeTile<7, vectors, 1, Products>, ComputeTile<8, vectors, 1, Products>
 
 // The tile of so many vectors and rows, for panels one at a time.
+template <class Products = MultiplyAdds>
 HWY_INLINE GemmTileFunction TileFor(std::int64_t vectors, std::int64_t rows) {
 #if HWY_HAVE_SCALABLE
   static constexpr GemmTileFunction kTiles[1][8] = {{POLYHEAD_TILE_ROWS_8(1)}};
@@ -104,9 +108,36 @@ HWY_INLINE void FetchRows(const float* c, std::ptrdiff_t stride, std::int64_t ro
   }
 }
 
+// Rows of A, from their first k of a block on.
+struct RowsOfA {
+  const float* first;
+  std::ptrdiff_t stride;  // bytes
+};
+
+// Where the loops of a GEMM take rows from, one of these:
+//   using Products                      how operands are multiplied, as ComputeTile has it
+//   static constexpr kBlockK            of a block of k, where W is read as it is stored
+//   static constexpr kMakesRows         whether Take makes rows, rather than point at them
+//   static constexpr MostRows(k)        for how many rows of k Take has room
+//   RowsOfA Take(args, row, rows, k, k_end)    rows [row, row + rows) for k in [k, k_end), valid until it is called again
+
+// f32, where it lies.
+struct PlainRows {
+  using Products = MultiplyAdds;
+  // A smaller block of k, with a panel's part in the first-level cache, was no faster: its stores and loads of sums cost what
+  // it won.
+  static constexpr std::int64_t kBlockK = 768;
+  static constexpr bool kMakesRows = false;
+  static constexpr std::int64_t MostRows(std::int64_t) { return kMaxBlockRows; }
+  static HWY_INLINE RowsOfA Take(const GemmF32Args& args, std::int64_t row, std::int64_t, std::int64_t k, std::int64_t) {
+    return {RowOf(args.a, args.a_stride, row) + k, args.a_stride};
+  }
+};
+
 // Rows [row, row + rows) of one panel, k in [k_begin, k_end), whose weights are `weights`; k_end == args.k completes them.
-void ComputePanel(const GemmF32Args& args, const Panel& panel, const float* weights, std::int64_t row, std::int64_t rows,
-                  std::int64_t k_begin, std::int64_t k_end, Partial partial, Ahead ahead) {
+template <class Products = MultiplyAdds>
+void ComputePanel(const GemmF32Args& args, const Panel& panel, const float* weights, RowsOfA a, std::int64_t row,
+                  std::int64_t rows, std::int64_t k_begin, std::int64_t k_end, Partial partial, Ahead ahead) {
   alignas(64) float sums[kMostTileRows * kPanelWidth];
   alignas(64) float bias_buffer[kPanelWidth];
   const bool first = k_begin == 0;
@@ -123,7 +154,7 @@ void ComputePanel(const GemmF32Args& args, const Panel& panel, const float* weig
   tile.b_panel = 0;
   tile.k = k_end - k_begin;
   tile.columns = panel.columns;
-  tile.a_stride = args.a_stride;
+  tile.a_stride = a.stride;
   tile.start_stride = first ? 0 : partial.stride;
   tile.out_stride = finish ? sums_stride : last ? args.c_stride : partial.stride;
   // Each tile fetches its share of what comes next, so that memory is busy all the time and not just for the first tile.
@@ -137,11 +168,11 @@ void ComputePanel(const GemmF32Args& args, const Panel& panel, const float* weig
                                    : left > most_rows                         ? (left + 1) / 2
                                                                               : left;
     float* const waiting = RowOf(partial.first, partial.stride, i);
-    tile.a = RowOf(args.a, args.a_stride, row + i) + k_begin;
+    tile.a = RowOf(a.first, a.stride, i);
     tile.start = first ? bias : waiting;
     tile.out = finish ? sums : last ? RowOf(args.c, args.c_stride, row + i) + panel.column : waiting;
     FetchRows(RowOf(args.c, args.c_stride, row + i + tile_rows) + panel.column, args.c_stride, kRowTile);
-    TileFor(vectors, tile_rows)(tile);
+    TileFor<Products>(vectors, tile_rows)(tile);
     if (finish) FinishAny(args, sums, kPanelWidth, row + i, tile_rows, panel.column, panel.columns);
     tile.prefetch += tile.k * tile.prefetch_stride;
     i += tile_rows;

@@ -35,6 +35,19 @@ struct GemmTile {
 };
 using GemmTileFunction = void (*)(const GemmTile& tile);
 
+// How operands of 32 bits are multiplied and added up: as floats. Others take them for pairs of 16 bits (gemm_pairs-inl.h).
+struct MultiplyAdds {
+  template <class V>
+  static HWY_INLINE V Add(V a, V b, V sum) {
+    return MulAddInPlace(a, b, sum);
+  }
+  // b is used once, and may stay in memory.
+  template <class V>
+  static HWY_INLINE V AddOnce(V a, V b, V sum) {
+    return hn::MulAdd(a, b, sum);
+  }
+};
+
 template <class T>
 HWY_INLINE T* RowOf(T* base, std::ptrdiff_t stride, std::int64_t row) {
   return Offset(base, stride * row);
@@ -57,7 +70,7 @@ HWY_INLINE std::int64_t PaddedColumns(std::int64_t) {
   return kPanelWidth;
 }
 
-template <int kRows, int kVectors, int kPanels>
+template <int kRows, int kVectors, int kPanels, class Products = MultiplyAdds>
 HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
   static_assert(kRows <= 8 && kVectors == 1 && kPanels == 1, "one panel of two vectors a pass");
   using V = hn::Vec<GemmTag>;
@@ -144,7 +157,7 @@ HWY_INLINE std::int64_t PaddedColumns(std::int64_t columns) {
 }
 
 // c[i][j] += a[i][k] * load(j). The fewer of both operands are held in registers, the others pass through one.
-template <int kRows, int kColumns, class V, class Load>
+template <class Products = MultiplyAdds, int kRows, int kColumns, class V, class Load>
 HWY_INLINE void MultiplyStep(const float* const (&a)[kRows], std::int64_t k, const Load& load, V (&c)[kRows][kColumns]) {
   const GemmTag d;
   if constexpr (kRows < kColumns) {
@@ -156,8 +169,7 @@ HWY_INLINE void MultiplyStep(const float* const (&a)[kRows], std::int64_t k, con
       const V b_column = load(j);
       HWY_UNROLL(8)
       for (int i = 0; i < kRows; ++i) {
-        // What is used once may stay in memory.
-        c[i][j] = kRows == 1 ? hn::MulAdd(a_row[i], b_column, c[i][j]) : MulAddInPlace(a_row[i], b_column, c[i][j]);
+        c[i][j] = kRows == 1 ? Products::AddOnce(a_row[i], b_column, c[i][j]) : Products::Add(a_row[i], b_column, c[i][j]);
       }
     }
   } else {
@@ -168,12 +180,12 @@ HWY_INLINE void MultiplyStep(const float* const (&a)[kRows], std::int64_t k, con
     for (int i = 0; i < kRows; ++i) {
       const V a_row = hn::Set(d, a[i][k]);
       HWY_UNROLL(24)
-      for (int j = 0; j < kColumns; ++j) c[i][j] = MulAddInPlace(a_row, b_column[j], c[i][j]);
+      for (int j = 0; j < kColumns; ++j) c[i][j] = Products::Add(a_row, b_column[j], c[i][j]);
     }
   }
 }
 
-template <int kRows, int kVectors, int kPanels>
+template <int kRows, int kVectors, int kPanels, class Products = MultiplyAdds>
 HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
   using V = hn::Vec<GemmTag>;
   constexpr int kColumns = kVectors * kPanels;
@@ -203,7 +215,7 @@ HWY_NOINLINE void ComputeTile(const GemmTile& tile) {
       const auto load = [&](int j) POLYHEAD_INLINED HWY_ATTR {
         return hn::Load(d, b + s * kWidth + j / kVectors * b_panel + j % kVectors * kLanes);
       };
-      MultiplyStep(a, k + s, load, c);
+      MultiplyStep<Products>(a, k + s, load, c);
     }
     b += kSteps * kWidth;
     k += kSteps;

@@ -221,8 +221,9 @@ HWY_INLINE Ahead AheadOf(const unsigned char* panel, std::int64_t k, std::int64_
 }
 
 // All of k for one panel, with the sums in a buffer: see ComputePanelBuffered.
-template <class W>
-void ComputeWeightsBuffered(const GemmF32Args& args, const Panel& panel, std::int64_t row, std::int64_t rows, float* block) {
+template <class W, class Rows>
+void ComputeWeightsBuffered(const GemmF32Args& args, Rows& source, const Panel& panel, std::int64_t row, std::int64_t rows,
+                            float* block) {
   alignas(64) float sums[kWidenedBufferedRows * kPanelWidth];
   const unsigned char* words = PackedPanel<W>(args, panel.column);
   const unsigned char* scales = words + WordRows<W>(args.k) * panel.padded * kWordBytes;
@@ -233,19 +234,28 @@ void ComputeWeightsBuffered(const GemmF32Args& args, const Panel& panel, std::in
       const std::int64_t k_end = Smaller(args.k, k + kWidenedK);
       WidenBlock<W>(words, scales, panel.padded, k, k_end, block);
       const std::int64_t next = k_end == args.k && i + count < rows ? 0 : k_end;
-      ComputePanel(args, panel, block, row + i, count, k, k_end, {sums, kPanelWidth * kFloatBytes},
-                   AheadOf<W>(words, next, panel.padded));
+      ComputePanel(args, panel, block, source.Take(args, row + i, count, k, k_end), row + i, count, k, k_end,
+                   {sums, kPanelWidth * kFloatBytes}, AheadOf<W>(words, next, panel.padded));
     }
   }
 }
 
-template <class W>
-HWY_NOINLINE void RunWeightsGemm(const GemmF32Args& args) {
+template <class W, class Rows>
+HWY_NOINLINE void RunWeightsGemm(const GemmF32Args& args, Rows& source) {
   static_assert(W::kScaleSteps == 0 || kWidenedK % W::kScaleSteps == 0, "a block of k has whole scales");
   alignas(64) float block[kWidenedK * kPanelWidth];
   const std::int64_t whole_end = args.n_end / kPanelWidth * kPanelWidth;
 #if !HWY_HAVE_SCALABLE
-  if (args.m <= kRowsInRegisters<W>) {
+  if constexpr (Rows::kMakesRows) {
+    if (args.m <= Smaller(3 * kRowTile, Rows::MostRows(args.k))) {
+      const RowsOfA made = source.Take(args, 0, args.m, 0, args.k);
+      GemmF32Args of_made = args;
+      of_made.a = made.first;
+      of_made.a_stride = made.stride;
+      PlainRows plain;
+      return RunWeightsGemm<W>(of_made, plain);
+    }
+  } else if (args.m <= kRowsInRegisters<W>) {
     // A's rows stay in the second-level cache while they pass over the panels.
     std::int64_t most = kBlockABytes / (args.k * kFloatBytes);
     most = Smaller(most < 3 * kRowTile ? 3 * kRowTile : most / kRowTile * kRowTile, kMaxBlockRows);
@@ -253,7 +263,7 @@ HWY_NOINLINE void RunWeightsGemm(const GemmF32Args& args) {
     for (std::int64_t row = 0; row < args.m; row += share) {
       const std::int64_t end = Smaller(args.m, row + share);
       MultiplyInRegisters<W>(args, row, end, whole_end);
-      if (whole_end < args.n_end) ComputeWeightsBuffered<W>(args, PanelAt(args, whole_end), row, end - row, block);
+      if (whole_end < args.n_end) ComputeWeightsBuffered<W>(args, source, PanelAt(args, whole_end), row, end - row, block);
     }
     return;
   }
@@ -261,13 +271,16 @@ HWY_NOINLINE void RunWeightsGemm(const GemmF32Args& args) {
   const std::int64_t block_k = EvenShare(args.k, kWidenedK, 32);
   const bool buffered = args.residual == args.c && block_k < args.k;
   std::int64_t block_rows = kBlockABytes / (Smaller(block_k, args.k) * kFloatBytes) / kRowTile * kRowTile;
-  block_rows = buffered ? kWidenedBufferedRows : EvenShare(args.m, Smaller(block_rows, kMaxBlockRows), kRowTile);
+  block_rows = Smaller(block_rows, Smaller(kMaxBlockRows, Rows::MostRows(block_k) / kRowTile * kRowTile));
+  block_rows = buffered ? kWidenedBufferedRows : EvenShare(args.m, block_rows, kRowTile);
   const std::int64_t direct_end = buffered ? args.n_begin : whole_end;
 
   for (std::int64_t row = 0; row < args.m; row += block_rows) {
     const std::int64_t rows = Smaller(block_rows, args.m - row);
     for (std::int64_t k = 0; k < args.k; k += block_k) {
       const std::int64_t k_end = Smaller(args.k, k + block_k);
+      if (args.n_begin == direct_end) break;
+      const RowsOfA a = source.Take(args, row, rows, k, k_end);
       for (std::int64_t column = args.n_begin; column < direct_end; column += kPanelWidth) {
         const Panel panel = PanelAt(args, column);
         const unsigned char* words = PackedPanel<W>(args, column);
@@ -276,12 +289,12 @@ HWY_NOINLINE void RunWeightsGemm(const GemmF32Args& args) {
         const std::int64_t next_column = is_last ? args.n_begin : column + kPanelWidth;
         const std::int64_t next_k = !is_last ? k : k_end == args.k ? 0 : k_end;
         float* c = RowOf(args.c, args.c_stride, row) + column;
-        ComputePanel(args, panel, block, row, rows, k, k_end, {c, args.c_stride},
+        ComputePanel(args, panel, block, a, row, rows, k, k_end, {c, args.c_stride},
                      AheadOf<W>(PackedPanel<W>(args, next_column), next_k, kPanelWidth));
       }
     }
     for (std::int64_t column = direct_end; column < args.n_end; column += kPanelWidth) {
-      ComputeWeightsBuffered<W>(args, PanelAt(args, column), row, rows, block);
+      ComputeWeightsBuffered<W>(args, source, PanelAt(args, column), row, rows, block);
     }
   }
 }
@@ -290,7 +303,8 @@ template <class W>
 void WeightsGemm(const GemmF32Args& args) {
   if (args.m <= 0 || args.n_begin >= args.n_end) return;
   const FlushDenormals environment;
-  RunWeightsGemm<W>(args);
+  PlainRows source;
+  RunWeightsGemm<W>(args, source);
 }
 
 // A kernel of these weights.

@@ -109,7 +109,8 @@ void pack(const PackF32Args& args) {
   pack_columns<Weights>(args);
 }
 
-template <class Weights>
+// Numbers of A are rounded to Row first.
+template <class Weights, class Row = float>
 POLYHEAD_NOINLINE void multiply(const GemmF32Args& args) {
   const auto* packed = static_cast<const unsigned char*>(args.packed);
   for (std::int64_t m = 0; m < args.m; ++m) {
@@ -119,7 +120,7 @@ POLYHEAD_NOINLINE void multiply(const GemmF32Args& args) {
     for (std::int64_t n = args.n_begin; n < args.n_end; ++n) {
       const unsigned char* column = packed + n * Weights::column_bytes(args.k);
       double sum = args.bias ? static_cast<double>(args.bias[n]) : 0.0;
-      for (std::int64_t k = 0; k < args.k; ++k) sum += static_cast<double>(a[k]) * Weights::weight(column, k);
+      for (std::int64_t k = 0; k < args.k; ++k) sum += to_double(rounded<Row>(a[k])) * Weights::weight(column, k);
       const float value = activate(args.activation, static_cast<float>(sum));
       c[n] = residual ? value + residual[n] : value;
     }

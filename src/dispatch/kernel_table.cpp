@@ -185,7 +185,7 @@ const std::vector<WeightType>& weight_types() {
   static const std::vector<WeightType> types = {
       WeightType::f32,
 #if defined(POLYHEAD_HAVE_BF16)
-      WeightType::bf16,
+      WeightType::bf16, WeightType::bf16_dynamic,
 #endif
 #if defined(POLYHEAD_HAVE_F16)
       WeightType::f16,
@@ -207,6 +207,8 @@ const simd::GemmKernel& gemm_kernel(const KernelTable& table, WeightType weights
 #if defined(POLYHEAD_HAVE_BF16)
     case WeightType::bf16:
       return *table.gemm_f32_bf16;
+    case WeightType::bf16_dynamic:
+      return *table.gemm_bf16_bf16;
 #endif
 #if defined(POLYHEAD_HAVE_F16)
     case WeightType::f16:

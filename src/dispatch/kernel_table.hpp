@@ -27,7 +27,8 @@ struct KernelTable {
   const simd::AttentionKernel* attention_bf16;
   const simd::AttentionKernel* decode_bf16;
   const simd::MergeKernel* merge_bf16;
-  const simd::GemmKernel* gemm_f32_bf16;  // rows of f32, weights of bf16
+  const simd::GemmKernel* gemm_f32_bf16;   // rows of f32, weights of bf16
+  const simd::GemmKernel* gemm_bf16_bf16;  // rows are rounded as they come
 #endif
 #if defined(POLYHEAD_HAVE_F16)
   const simd::AttentionKernel* attention_f16;
