@@ -78,7 +78,6 @@ HWY_NOINLINE void RunPairGemm(const GemmF32Args& args) {
 
 template <class PairProducts>
 void PairGemm(const GemmF32Args& args) {
-  if (args.k > kMostRoundedBf16) return WeightsGemm<Bf16Weights>(args);
   if (args.m <= 0 || args.n_begin >= args.n_end) return;
   const FlushDenormals environment;
   RunPairGemm<PairProducts>(args);

@@ -57,7 +57,6 @@ HWY_NOINLINE void RunOnRoundedRows(const GemmF32Args& args) {
 }
 
 void RoundedGemm(const GemmF32Args& args) {
-  if (args.k > kMostRoundedBf16) return WeightsGemm<Bf16Weights>(args);
   if (args.m <= 0 || args.n_begin >= args.n_end) return;
   const FlushDenormals environment;
   RunOnRoundedRows(args);

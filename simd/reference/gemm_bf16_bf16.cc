@@ -6,7 +6,6 @@ namespace {
 
 void run_rounded(const GemmF32Args& args) {
   const KeepDenormals environment;
-  if (args.k > kMostRoundedBf16) return multiply<Bf16Weights>(args);
   multiply<Bf16Weights, Bf16>(args);
 }
 

@@ -9,6 +9,8 @@
 // (Were the first one truncated, the second times the second would be four times as large, always of the product's sign.) Two
 // pieces hold an f16, 11 bits and its denormals included, exactly; scores of f16 take all four products.
 //
+// One piece, where f32 is to be rounded to bf16: the nearest.
+//
 // The sum over pairs that TDPBF16PS makes may run in any order as long as A and B agree, so element i of a run of 32 is paired
 // with element i + 16: two vectors become a vector of pairs without crossing lanes, whatever their width.
 //
@@ -35,10 +37,23 @@ struct Pieces {
   Ints piece[kPieces];
 };
 
+// The nearest bf16, to even, in the upper half; NaN stays NaN.
+HWY_INLINE Ints NearestBf16Bits(Floats x) {
+  const IntTag di;
+  const hn::RebindToUnsigned<IntTag> du;
+  const auto bits = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
+  const auto nan = hn::Or(bits, hn::Set(du, 1u << 22));
+  const auto nearest = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), nan, rounded);
+  return hn::BitCast(di, hn::And(nearest, hn::Set(du, 0xFFFF0000u)));
+}
+
 template <size_t kPieces>
 HWY_INLINE Pieces<kPieces> SplitIntoPieces(FloatTag df, Floats x) {
-  static_assert(kPieces == 2 || kPieces == 3, "what the products below are for");
+  static_assert(kPieces >= 1 && kPieces <= 3, "what products of pieces are for");
   const IntTag di;
+  if constexpr (kPieces == 1) return {{NearestBf16Bits(x)}};
   const Ints upper = hn::Set(di, static_cast<std::int32_t>(0xFFFF0000u)), half = hn::Set(di, 0x8000);
   const auto rounded = [&](Floats rest) HWY_ATTR { return hn::And(hn::Add(hn::BitCast(di, rest), half), upper); };
   Pieces<kPieces> pieces;

@@ -4,11 +4,6 @@
 namespace polyhead::simd::HWY_NAMESPACE::amx {
 
 extern const GemmKernel gemm_f32;
-const GemmKernel gemm_f32 = {"gemm_f32_amx",
-                             static_cast<std::int32_t>(kPanelColumns),
-                             static_cast<std::int32_t>(kProductColumns),
-                             &TilePackedBytes,
-                             &PackOnTiles,
-                             &RunGemmOnTiles<HardwareTiles>};
+const GemmKernel gemm_f32 = TileGemmKernel<HardwareTiles, 3>("gemm_f32_amx");
 
 }  // namespace polyhead::simd::HWY_NAMESPACE::amx

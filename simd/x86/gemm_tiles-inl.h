@@ -1,5 +1,5 @@
 // gemm_f32 on tiles that multiply bf16: f32 operands are sums of three pieces, and six products of pieces make an f32 product
-// (bf16_pieces-inl.h).
+// (bf16_pieces-inl.h). And gemm_bf16_bf16, whose operands are rounded to bf16: one piece, one product.
 //
 //   W, packed once       [panel of 32 columns][32 of k][2 column tiles] PieceTiles of B, and a line that says which columns
 //                        pieces cannot stand for
@@ -26,8 +26,9 @@ HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-constexpr size_t kGemmPieces = 3;
-constexpr size_t kGemmPieceTile = kPieceTileBytes<kGemmPieces>;
+// Whether pieces cannot stand for some operands.
+template <size_t kPieces>
+constexpr bool kSetsApart = kPieces > 1;
 constexpr size_t kPanelColumns = 32;  // two tiles
 constexpr size_t kRowsAtOnceOnTiles = 64;
 constexpr size_t kPairsAtOnce = kRowsAtOnceOnTiles / 32;
@@ -47,12 +48,14 @@ HWY_INLINE bool SuitsPieces(std::int32_t largest_magnitude) {
 HWY_INLINE size_t DepthsOf(std::int64_t k) {
   return (static_cast<size_t>(k) + kDepth - 1) / kDepth;
 }
+template <size_t kPieces>
 HWY_INLINE size_t PanelBytes(std::int64_t k) {
-  return DepthsOf(k) * 2 * kGemmPieceTile + kFlagBytes;
+  return DepthsOf(k) * 2 * kPieceTileBytes<kPieces> + kFlagBytes;
 }
 
+template <size_t kPieces>
 static size_t TilePackedBytes(std::int64_t n, std::int64_t k) {
-  return (static_cast<size_t>(n) + kPanelColumns - 1) / kPanelColumns * PanelBytes(k);
+  return (static_cast<size_t>(n) + kPanelColumns - 1) / kPanelColumns * PanelBytes<kPieces>(k);
 }
 
 static float WeightAt(const PackF32Args& args, std::int64_t n, std::int64_t k) {
@@ -61,7 +64,7 @@ static float WeightAt(const PackF32Args& args, std::int64_t n, std::int64_t k) {
 
 // The bits of 32 k of a column, in place of its first two pieces: upper halves in the first, lower halves in the second.
 static void StoreHalves(const float* column_of_lanes, size_t column, unsigned char* tiles) {
-  unsigned char* tile = tiles + column / kTileRows * kGemmPieceTile + column % kTileRows * 4;
+  unsigned char* tile = tiles + column / kTileRows * kPieceTileBytes<3> + column % kTileRows * 4;
   for (size_t i = 0; i < kDepth; ++i) {
     std::uint32_t bits;
     std::memcpy(&bits, column_of_lanes + i * kPanelColumns, sizeof bits);
@@ -72,6 +75,7 @@ static void StoreHalves(const float* column_of_lanes, size_t column, unsigned ch
   }
 }
 
+template <size_t kPieces>
 static HWY_NOINLINE void PackTilePanel(const PackF32Args& args, std::int64_t first, unsigned char* panel) {
   alignas(64) float lanes[kDepth * kPanelColumns];
   alignas(64) std::int32_t keep[kPanelColumns];
@@ -85,10 +89,10 @@ static HWY_NOINLINE void PackTilePanel(const PackF32Args& args, std::int64_t fir
       std::memcpy(&bits, &weight, sizeof bits);
       largest = HWY_MAX(largest, bits & 0x7FFFFFFF);
     }
-    keep[j] = SuitsPieces(largest) ? -1 : 0;
+    keep[j] = !kSetsApart<kPieces> || SuitsPieces(largest) ? -1 : 0;
     if (keep[j] == 0) apart |= std::uint32_t{1} << j;
   }
-  for (std::int64_t k = 0; k < args.k; k += static_cast<std::int64_t>(kDepth), panel += 2 * kGemmPieceTile) {
+  for (std::int64_t k = 0; k < args.k; k += static_cast<std::int64_t>(kDepth), panel += 2 * kPieceTileBytes<kPieces>) {
     for (size_t j = 0; j < kPanelColumns; ++j) {
       const std::int64_t n = first + static_cast<std::int64_t>(j);
       for (size_t i = 0; i < kDepth; ++i) {
@@ -96,7 +100,7 @@ static HWY_NOINLINE void PackTilePanel(const PackF32Args& args, std::int64_t fir
         lanes[i * kPanelColumns + j] = n < args.n && at < args.k ? WeightAt(args, n, at) : 0.0f;
       }
     }
-    PackLanes<kGemmPieces>(lanes, kDepth, keep, panel);
+    PackLanes<kPieces>(lanes, kDepth, keep, panel);
     for (size_t j = 0; j < kPanelColumns; ++j) {
       if (keep[j] == 0) StoreHalves(lanes + j, j, panel);
     }
@@ -105,17 +109,18 @@ static HWY_NOINLINE void PackTilePanel(const PackF32Args& args, std::int64_t fir
   std::memcpy(panel, &apart, sizeof apart);
 }
 
+template <size_t kPieces>
 static void PackOnTiles(const PackF32Args& args) {
   const FlushDenormals flush;
   unsigned char* panel = reinterpret_cast<unsigned char*>(args.packed);
-  for (std::int64_t n = 0; n < args.n; n += static_cast<std::int64_t>(kPanelColumns), panel += PanelBytes(args.k)) {
-    PackTilePanel(args, n, panel);
+  for (std::int64_t n = 0; n < args.n; n += static_cast<std::int64_t>(kPanelColumns), panel += PanelBytes<kPieces>(args.k)) {
+    PackTilePanel<kPieces>(args, n, panel);
   }
 }
 
 // sums[j] += sum over k of a[k] W[k][j] for one column tile, a multiply-add for each k in ascending order. apart: a bit for
 // each column that is packed as halves.
-static HWY_NOINLINE void AddPlainProducts(const float* a, std::int64_t k_count, const unsigned char* tile, std::uint32_t apart,
+[[maybe_unused]] static HWY_NOINLINE void AddPlainProducts(const float* a, std::int64_t k_count, const unsigned char* tile, std::uint32_t apart,
                                           float* sums) {
   const FloatTag df;
   const IntTag di;
@@ -128,7 +133,7 @@ static HWY_NOINLINE void AddPlainProducts(const float* a, std::int64_t k_count, 
     Floats sum = hn::Load(df, sums + j);
     for (std::int64_t k = 0; k < k_count; ++k) {
       const size_t depth = static_cast<size_t>(k) / kDepth, i = static_cast<size_t>(k) % kDepth;
-      const unsigned char* at = tile + depth * 2 * kGemmPieceTile + i % kTileRows * kTileRowBytes + j * 4;
+      const unsigned char* at = tile + depth * 2 * kPieceTileBytes<3> + i % kTileRows * kTileRowBytes + j * 4;
       const auto pairs = [&](size_t piece)
                              HWY_ATTR { return hn::Load(di, reinterpret_cast<const std::int32_t*>(at + piece * kTileBytes)); };
       const Ints first = pairs(0), second = pairs(1), third = pairs(2);
@@ -149,10 +154,12 @@ static HWY_NOINLINE void AddPlainProducts(const float* a, std::int64_t k_count, 
 }
 
 // One call. Rows and columns here count from the block's and the group's first.
-template <class Tiles>
+template <class Tiles, size_t kPieces>
 class TileGemmRun {
+  static constexpr size_t kPieceTile = kPieceTileBytes<kPieces>;
+
  public:
-  explicit TileGemmRun(const GemmF32Args& args) : args_(args), panel_bytes_(PanelBytes(args.k)) {}
+  explicit TileGemmRun(const GemmF32Args& args) : args_(args), panel_bytes_(PanelBytes<kPieces>(args.k)) {}
 
   void Run() {
     constexpr std::int64_t columns_at_once = kPanelsAtOnce * kPanelColumns, rows_at_once = kRowsAtOnceOnTiles;
@@ -184,20 +191,30 @@ class TileGemmRun {
   }
   float* Sums(size_t panel, size_t row) { return sums_[panel][row / 32] + row % 32 * kPanelColumns; }
 
+  bool Suits(const float* row) const {
+    return !kSetsApart<kPieces> || SuitsPieces(LargestMagnitudeBits(row, static_cast<size_t>(args_.k)));
+  }
+
   void Block() {
     for (size_t i = 0; i < pairs_ * 32; ++i) {
-      keep_[i] = i < rows_ && SuitsPieces(LargestMagnitudeBits(A(i), static_cast<size_t>(args_.k))) ? -1 : 0;
+      keep_[i] = i < rows_ && Suits(A(i)) ? -1 : 0;
     }
     Multiply();
     for (size_t panel = 0; panel < panels_; ++panel) {
-      const std::uint32_t apart = ColumnsApart(panel);
+      [[maybe_unused]] const std::uint32_t apart = ColumnsApart(panel);
       for (size_t i = 0; i < rows_; ++i) {
-        if (HWY_UNLIKELY(keep_[i] == 0)) {
-          PlainRow(panel, i, apart, Sums(panel, i));
-          continue;
+        if constexpr (kSetsApart<kPieces>) {
+          if (HWY_UNLIKELY(keep_[i] == 0)) {
+            PlainRow(panel, i, apart, Sums(panel, i));
+            continue;
+          }
+          if (HWY_UNLIKELY(apart != 0)) {
+            AddBias(panel, i);
+            PlainColumns(panel, i, apart);
+            continue;
+          }
         }
         AddBias(panel, i);
-        if (HWY_UNLIKELY(apart != 0)) PlainColumns(panel, i, apart);
       }
       const size_t columns = HWY_MIN(columns_ - panel * kPanelColumns, kPanelColumns);
       for (size_t pair = 0; pair < pairs_; ++pair) {
@@ -226,20 +243,20 @@ class TileGemmRun {
       const size_t columns = HWY_MIN(static_cast<size_t>(args_.k) - k, count * kDepth);
       for (size_t pair = 0; pair < pairs_; ++pair) {
         const size_t rows = HWY_MIN(rows_ - pair * 32, size_t{32});
-        PackRows<kGemmPieces>(A(pair * 32) + k, args_.a_stride, rows, keep_ + pair * 32, columns, a_[pair]);
+        PackRows<kPieces>(A(pair * 32) + k, args_.a_stride, rows, keep_ + pair * 32, columns, a_[pair]);
       }
       for (size_t panel = 0; panel < panels_; ++panel) {
         for (size_t pair = 0; pair < pairs_; ++pair) {
           const Product product = {a_[pair],
-                                   Panel(panel) + depth * 2 * kGemmPieceTile,
-                                   count * kGemmPieceTile,
-                                   kGemmPieceTile,
-                                   kGemmPieceTile,
-                                   2 * kGemmPieceTile,
+                                   Panel(panel) + depth * 2 * kPieceTile,
+                                   count * kPieceTile,
+                                   kPieceTile,
+                                   kPieceTile,
+                                   2 * kPieceTile,
                                    count,
                                    sums_[panel][pair],
                                    depth > 0};
-          MultiplyPieces<kGemmPieces>(tiles_, product, unstored, nothing);
+          MultiplyPieces<kPieces>(tiles_, product, unstored, nothing);
           unstored = product.results;
         }
       }
@@ -250,7 +267,7 @@ class TileGemmRun {
   void PlainRow(size_t panel, size_t row, std::uint32_t apart, float* sums) const {
     std::memcpy(sums, bias_ + panel * kPanelColumns, kPanelColumns * sizeof(float));
     AddPlainProducts(A(row), args_.k, Panel(panel), apart, sums);
-    AddPlainProducts(A(row), args_.k, Panel(panel) + kGemmPieceTile, apart >> kTileRows, sums + kTileRows);
+    AddPlainProducts(A(row), args_.k, Panel(panel) + kPieceTile, apart >> kTileRows, sums + kTileRows);
   }
 
   void PlainColumns(size_t panel, size_t row, std::uint32_t apart) {
@@ -270,19 +287,29 @@ class TileGemmRun {
   alignas(64) float bias_[kPanelsAtOnce * kPanelColumns];
   alignas(64) float nowhere_[32 * kPanelColumns];  // takes a store that has nothing to store
   alignas(64) float sums_[kPanelsAtOnce][kPairsAtOnce][32 * kPanelColumns];
-  alignas(64) unsigned char a_[kPairsAtOnce][2 * kDepthsAtOnce * kGemmPieceTile];
+  alignas(64) unsigned char a_[kPairsAtOnce][2 * kDepthsAtOnce * kPieceTile];
 };
 
-template <class Tiles>
+template <class Tiles, size_t kPieces>
 static HWY_NOINLINE void ComputeGemmOnTiles(const GemmF32Args& args) {
-  TileGemmRun<Tiles>(args).Run();
+  TileGemmRun<Tiles, kPieces>(args).Run();
 }
 
-template <class Tiles>
+template <class Tiles, size_t kPieces>
 static void RunGemmOnTiles(const GemmF32Args& args) {
   if (args.m <= 0 || args.n_begin >= args.n_end) return;
   const FlushDenormals flush;
-  ComputeGemmOnTiles<Tiles>(args);
+  ComputeGemmOnTiles<Tiles, kPieces>(args);
+}
+
+template <class Tiles, size_t kPieces>
+constexpr GemmKernel TileGemmKernel(const char* name) {
+  return {name,
+          static_cast<std::int32_t>(kPanelColumns),
+          static_cast<std::int32_t>(kProductColumns),
+          &TilePackedBytes<kPieces>,
+          &PackOnTiles<kPieces>,
+          &RunGemmOnTiles<Tiles, kPieces>};
 }
 
 }  // namespace

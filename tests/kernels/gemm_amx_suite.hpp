@@ -28,12 +28,7 @@ namespace {
 
 namespace target = simd::HWY_NAMESPACE;
 
-const simd::GemmKernel emulated = {"gemm_f32_amx_emulated",
-                                   static_cast<std::int32_t>(target::kPanelColumns),
-                                   static_cast<std::int32_t>(target::kProductColumns),
-                                   &target::TilePackedBytes,
-                                   &target::PackOnTiles,
-                                   &target::RunGemmOnTiles<target::EmulatedTiles>};
+const simd::GemmKernel emulated = target::TileGemmKernel<target::EmulatedTiles, 3>("gemm_f32_amx_emulated");
 
 constexpr Isa vectors = HWY_TARGET == HWY_AVX2 ? Isa::avx2 : Isa::avx512;
 constexpr float infinity = std::numeric_limits<float>::infinity(), huge = std::numeric_limits<float>::max();

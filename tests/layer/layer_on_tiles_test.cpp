@@ -33,12 +33,7 @@ simd::AttentionKernel attention_kernel(const char* name) {
 }
 const simd::AttentionKernel strict_attention = attention_kernel<3>("attention_f32_amx_emulated");
 const simd::AttentionKernel fast_attention = attention_kernel<2>("fast_attention_f32_amx_emulated");
-const simd::GemmKernel gemm = {"gemm_f32_amx_emulated",
-                               static_cast<std::int32_t>(target::kPanelColumns),
-                               static_cast<std::int32_t>(target::kProductColumns),
-                               &target::TilePackedBytes,
-                               &target::PackOnTiles,
-                               &target::RunGemmOnTiles<target::EmulatedTiles>};
+const simd::GemmKernel gemm = target::TileGemmKernel<target::EmulatedTiles, 3>("gemm_f32_amx_emulated");
 
 // The table of amx as this machine can run it.
 const dispatch::KernelTable& kernels() {
