@@ -272,6 +272,9 @@ class RunLayerTest(CommandTest):
         for kind in ("f32", "bf16", "f16", "int8", "int4"):
             self.succeed(*options, "--weight-type", kind)
             self.assert_close(self.path("y.npy"), self.expect(x, x, w, 2, 2), 2e-4)
+        for kind in ("int8_dynamic", "bf16_dynamic"):  # rounded inputs besides
+            self.succeed(*options, "--weight-type", kind)
+            self.assert_close(self.path("y.npy"), self.expect(x, x, w, 2, 2), 0.1)
         self.refuse(2, *options, "--weight-type", "int9", says="none of f32, bf16, f16, int8, int4, int8_dynamic and bf16_dynamic")
 
     def test_separate_projections_of_grouped_heads_without_biases(self):

@@ -158,6 +158,62 @@ TEST(WeightTypes, RowsRoundedToInt8) {
 }
 #endif
 
+#if defined(POLYHEAD_HAVE_BF16)
+// Rounded rows: near the f32 layer, further from it than rounded weights alone, and the same bits for any threads and any
+// company.
+TEST(WeightTypes, RowsRoundedToBf16) {
+  WeightStore store(46);
+  EncoderBlockSpec spec = encoder_spec(48, 3, 200);
+  const std::vector<EncoderBlockWeights> blocks = encoder_blocks(spec, 2, store);
+  for (const Isa isa : available_isas()) {
+    EncoderBlockSpec kept = spec;
+    kept.attention.weights = WeightType::bf16_dynamic;
+    const Encoder encoder(kept, blocks, runtime_on(isa, 2)), other(kept, blocks, runtime_on(isa, 1)),
+        plain(spec, blocks, runtime_on(isa, 1));
+    kept.attention.weights = WeightType::bf16;
+    const Encoder of_weights(kept, blocks, runtime_on(isa, 1));
+    const Tensor x = random_tensor({2, 130, 48}, store.random());
+    Tensor out(DType::f32, {2, 130, 48}), again(DType::f32, {1, 130, 48}), exact(DType::f32, {2, 130, 48}),
+        widened(DType::f32, {2, 130, 48});
+    encoder.run(x, {}, out);
+    other.run(slice(x, 0, 1, 2), {}, again);
+    EXPECT_TRUE(same_bits(slice(out, 0, 1, 2), again)) << name(isa);
+    plain.run(x, {}, exact);
+    of_weights.run(x, {}, widened);
+    const auto share = [&](const Tensor& result) {
+      double squares = 0, errors = 0;
+      for_each_offset(exact, [&](std::int64_t offset) {
+        const double value = testing::load(exact, offset), error = testing::load(result, offset) - value;
+        squares += value * value;
+        errors += error * error;
+      });
+      return std::sqrt(errors / squares);
+    };
+    EXPECT_TRUE(share(out) > 1.1 * share(widened) && share(out) < 2 * share(widened) && share(out) < 0.01)
+        << name(isa) << ": rms error " << share(out) << ", of rounded weights alone " << share(widened);
+  }
+}
+
+// A layer's first products round x, so that an x of bf16 numbers is the same to it; rounded weights alone tell the two apart.
+TEST(WeightTypes, InputsThatAreBf16LoseNothing) {
+  WeightStore store(47);
+  MultiHeadAttentionSpec spec = attention_layer_spec(36, 3);
+  const MultiHeadAttentionWeights weights = attention_layer_weights(spec, store);
+  for (const Isa isa : available_isas()) {
+    for (const std::int64_t length : {1, 7, 90}) {
+      const Tensor x = random_tensor({1, length, 36}, store.random());
+      Tensor narrow(DType::bf16, {1, length, 36}), rounded(DType::f32, {1, length, 36});
+      copy(x, narrow);
+      copy(narrow, rounded);
+      spec.weights = WeightType::bf16_dynamic;
+      EXPECT_TRUE(same_bits(run(spec, weights, x, isa, 1), run(spec, weights, rounded, isa, 2))) << name(isa) << " " << length;
+      spec.weights = WeightType::bf16;
+      EXPECT_FALSE(same_bits(run(spec, weights, x, isa, 1), run(spec, weights, rounded, isa, 1))) << name(isa) << " " << length;
+    }
+  }
+}
+#endif
+
 TEST(WeightTypes, MatricesOf16BitsAreTakenAsTheyCome) {
   WeightStore store(43);
   const MultiHeadAttentionSpec spec = attention_layer_spec(36, 3);

@@ -62,6 +62,7 @@ def test_without_normalisation(encoder, expected):
         ("int8", 0.999, 0.995),
         ("int4", 0.94, 0.88),
         ("int8_dynamic", 0.98, 0.97),
+        ("bf16_dynamic", 0.9999, 0.9999),
     ],
 )
 def test_weights_in_fewer_bits(encoder, weights, least, least_of_nothing):
