@@ -10,6 +10,7 @@
 #include "simd/hwy/row_map-inl.h"
 #include "simd/hwy/score_change-inl.h"
 #include "simd/hwy/scratch.h"
+#include "simd/hwy/total-inl.h"
 #include "simd/hwy/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,6 +28,20 @@ struct RowBlock {
   std::int64_t t_first, t_last;
   size_t rows, width;
   bool started;  // sums and denominator hold something
+
+  // What FoldSums has put away, unless `folded` is false.
+  bool folded = false;
+  float *total = nullptr, *total_rest = nullptr;                    // [value_dim][width]: their sum is what was summed up
+  float *total_denominator = nullptr, *denominator_rest = nullptr;  // [width]
+  float* total_shift = nullptr;                                     // [width]: m of all of these
+
+  void PlaceTotals(Carver& carver, size_t value_dim, size_t most_rows) {
+    total = carver.Take<float>(value_dim * most_rows);
+    total_rest = carver.Take<float>(value_dim * most_rows);
+    total_denominator = carver.Take<float>(most_rows);
+    denominator_rest = carver.Take<float>(most_rows);
+    total_shift = carver.Take<float>(most_rows);
+  }
 };
 
 // Fills in which queries the rows [first_row, first_row + rows) belong to.
@@ -44,8 +59,51 @@ static void PlaceRows(const AttentionF32Args& args, RowBlock& block) {
 
 static void ForgetKeys(RowBlock& block) {
   const FloatTag df;
-  block.started = false;
+  block.started = block.folded = false;
   for (size_t j = 0; j < block.width; j += hn::Lanes(df)) hn::Store(hn::Set(df, kLowestFloat), df, block.shift + j);
+}
+
+// Adds a block's sums to its totals, in two floats each, and leaves it to start anew: one chain over all keys would be as long
+// as they are many. Keys of weight 0 leave no trace: what they add is exactly 0.
+static HWY_NOINLINE void FoldSums(RowBlock& block, size_t value_dim) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df), count = value_dim * block.width;
+  if (!block.folded) {
+    for (size_t i = 0; i < count; i += lanes) {
+      hn::Store(hn::Load(df, block.sums + i), df, block.total + i);
+      hn::Store(hn::Zero(df), df, block.total_rest + i);
+    }
+    for (size_t j = 0; j < block.width; j += lanes) {
+      hn::Store(hn::Load(df, block.denominator + j), df, block.total_denominator + j);
+      hn::Store(hn::Zero(df), df, block.denominator_rest + j);
+    }
+  } else {
+    for (size_t j = 0; j < block.width; j += lanes) {
+      const Floats factor = Exp2OfDifference(df, hn::Load(df, block.total_shift + j), hn::Load(df, block.shift + j));
+      AddToTotalAt(factor, block.denominator + j, block.total_denominator + j, block.denominator_rest + j);
+      for (size_t i = j; i < count; i += block.width) {
+        AddToTotalAt(factor, block.sums + i, block.total + i, block.total_rest + i);
+      }
+    }
+  }
+  for (size_t j = 0; j < block.width; j += lanes) hn::Store(hn::Load(df, block.shift + j), df, block.total_shift + j);
+  block.folded = true;
+  block.started = false;
+}
+
+// Brings a block's totals back into its sums.
+static HWY_NOINLINE void UnfoldSums(RowBlock& block, size_t value_dim) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  if (block.started) FoldSums(block, value_dim);
+  for (size_t i = 0; i < value_dim * block.width; i += lanes) {
+    hn::Store(TotalAt(block.total + i, block.total_rest + i), df, block.sums + i);
+  }
+  for (size_t j = 0; j < block.width; j += lanes) {
+    hn::Store(TotalAt(block.total_denominator + j, block.denominator_rest + j), df, block.denominator + j);
+  }
+  block.started = true;
+  block.folded = false;
 }
 
 // Writes the block's results and returns true when there is a NaN among the sums. Keys are elements of T.
@@ -54,6 +112,7 @@ static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* fa
   const FloatTag df;
   const size_t lanes = hn::Lanes(df), value_dim = static_cast<size_t>(args.value_dim);
   const Floats zero = hn::Zero(df), one = hn::Set(df, 1.0f);
+  if (block.folded) UnfoldSums(block, value_dim);
   if (!block.started) {
     for (size_t i = 0; i < value_dim * block.width; i += lanes) hn::Store(zero, df, block.sums + i);
     for (size_t j = 0; j < block.width; j += lanes) hn::Store(zero, df, block.denominator + j);

@@ -35,6 +35,7 @@
 #include "simd/hwy/key_run-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
 #include "simd/hwy/scratch.h"
+#include "simd/hwy/total-inl.h"
 #include "simd/hwy/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -95,8 +96,8 @@ static HWY_NOINLINE void ComputeWeights(float* HWY_RESTRICT scores, size_t width
   }
 }
 
-// The value step for a block of V that holds NaN or infinities: a weight of -0 selects the old sum. For finite V the bits are
-// those of ValueTile. Four value columns at a time, for four independent chains; a rest repeats its last column.
+// The value step for a block of V that holds NaN or infinities: a weight of -0 leaves the chain as it is. For finite V the bits
+// are those of ValueTile. Four value columns at a time, for four independent chains; a rest repeats its last column.
 [[maybe_unused]] static HWY_NOINLINE void AccumulateSelectedValues(const float* HWY_RESTRICT value, std::ptrdiff_t value_stride,
                                                                    const float* HWY_RESTRICT weights, size_t keys, size_t width,
                                                                    size_t value_dim, ValueMode mode,
@@ -110,13 +111,9 @@ static HWY_NOINLINE void ComputeWeights(float* HWY_RESTRICT scores, size_t width
     for (size_t column = 0; column < width; column += lanes) {
       float* at = sums + column;
       Floats s0 = hn::Zero(df), s1 = s0, s2 = s0, s3 = s0;
-      if (mode != ValueMode::overwrite) {
+      if (mode == ValueMode::extend) {
         s0 = hn::Load(df, at + e0 * width), s1 = hn::Load(df, at + e1 * width);
         s2 = hn::Load(df, at + e2 * width), s3 = hn::Load(df, at + e3 * width);
-      }
-      if (mode == ValueMode::scale) {
-        const Floats factor = hn::Load(df, alpha + column);
-        s0 = hn::Mul(factor, s0), s1 = hn::Mul(factor, s1), s2 = hn::Mul(factor, s2), s3 = hn::Mul(factor, s3);
       }
       const float* HWY_RESTRICT v = value;
       for (size_t key = 0; key < keys; ++key, v = Offset(v, value_stride)) {
@@ -127,6 +124,9 @@ static HWY_NOINLINE void ComputeWeights(float* HWY_RESTRICT scores, size_t width
         s2 = hn::IfThenElse(excluded, s2, hn::MulAdd(hn::Set(df, v[e2]), p, s2));
         s3 = hn::IfThenElse(excluded, s3, hn::MulAdd(hn::Set(df, v[e3]), p, s3));
       }
+      // A column that is there more than once is read before it is written.
+      s0 = JoinedSum(mode, at + e0 * width, alpha + column, s0), s1 = JoinedSum(mode, at + e1 * width, alpha + column, s1);
+      s2 = JoinedSum(mode, at + e2 * width, alpha + column, s2), s3 = JoinedSum(mode, at + e3 * width, alpha + column, s3);
       hn::Store(s0, df, at + e0 * width);
       hn::Store(s1, df, at + e1 * width);
       hn::Store(s2, df, at + e2 * width);
@@ -197,6 +197,7 @@ struct Tile {
   Prefetch<T>* prefetch;  // nullptr: nothing to fetch
   float* scores;          // [kKeyBlock][width]
   float* statistics;      // 3 * width floats: new maximum, sum, alpha
+  float* chain;           // [value_dim][width]: where products are summed up that come in several parts
   // Where the tile's keys are read in place and lie in several pages: the call whose keys they are, and the block's first. key
   // and value then count for nothing.
   const AttentionF32Args* apart;
@@ -223,24 +224,25 @@ template <int kRows, int kVectors, class T>
 static HWY_NOINLINE void ValuesOfRuns(const RowBlock& block, const Tile<T>& tile, ValueMode mode, const float* alpha) {
   const size_t width = kVectors * hn::Lanes(FloatTag());
   const std::int64_t end = tile.first_key + static_cast<std::int64_t>(tile.end);
-  for (size_t key = tile.begin; key < tile.end; mode = ValueMode::add) {
+  float* const chain = mode == ValueMode::overwrite ? block.sums : tile.chain;
+  for (size_t key = tile.begin; key < tile.end;) {
+    const bool first = key == tile.begin;
     const auto run = RunOfKeys<float>(*tile.apart, tile.first_key + static_cast<std::int64_t>(key), end);
     const size_t keys = static_cast<size_t>(run.count);
     const float* weights = tile.scores + key * width;
     if (HWY_UNLIKELY(tile.selects)) {
-      AccumulateSelectedValues(run.value, tile.value_stride, weights, keys, width, tile.value_dim, mode, alpha, block.sums);
-    } else if (mode == ValueMode::overwrite) {
-      AccumulateValues<kRows, kVectors, ValueMode::overwrite>({run.value, tile.value_stride, weights, keys, block.sums, alpha},
+      AccumulateSelectedValues(run.value, tile.value_stride, weights, keys, width, tile.value_dim,
+                               first ? ValueMode::overwrite : ValueMode::extend, alpha, chain);
+    } else if (first) {
+      AccumulateValues<kRows, kVectors, ValueMode::overwrite>({run.value, tile.value_stride, weights, keys, chain, alpha},
                                                               tile.value_dim);
-    } else if (mode == ValueMode::add) {
-      AccumulateValues<kRows, kVectors, ValueMode::add>({run.value, tile.value_stride, weights, keys, block.sums, alpha},
-                                                        tile.value_dim);
     } else {
-      AccumulateValues<kRows, kVectors, ValueMode::scale>({run.value, tile.value_stride, weights, keys, block.sums, alpha},
-                                                          tile.value_dim);
+      AccumulateValues<kRows, kVectors, ValueMode::extend>({run.value, tile.value_stride, weights, keys, chain, alpha},
+                                                           tile.value_dim);
     }
     key += keys;
   }
+  if (mode != ValueMode::overwrite) JoinChain(mode, chain, alpha, width, tile.value_dim, block.sums);
 }
 
 // Which vectors of a block's rows the keys of a tile are computed for: keys [start[j], start[j + 1]) for vectors j and up. On a
@@ -283,7 +285,8 @@ static Stairs<kVectors> FindStairs(const RowBlock& block, const Tile<T>& tile) {
 
 #if !HWY_HAVE_SCALABLE
 
-// The steps of a tile above the first: scores into `max` as ComputeScores does, and their share of the values.
+// The steps of a tile above the first: scores into `max` as ComputeScores does, and their share of the values, which goes on
+// with the chain of the first.
 template <int kVectors, int kFirst = 1, class T>
 HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile<T>& tile, float* max) {
   if constexpr (kFirst < kVectors) {
@@ -298,17 +301,17 @@ HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>& stairs, const RowBlock& b
 }
 
 template <int kVectors, int kFirst = 1, class T>
-HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const RowBlock& block, const Tile<T>& tile) {
+HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const Tile<T>& tile, float* chain) {
   if constexpr (kFirst < kVectors) {
     constexpr size_t column = kFirst * kFloatLanes, width = kVectors * kFloatLanes;
     const size_t step = stairs.start[kFirst] / kNumbersAWord<T>, steps = stairs.start[kFirst + 1] / kNumbersAWord<T> - step;
     if (steps > 0) {
-      AccumulateValues<kStairKeys, kVectors - kFirst, ValueMode::add, kVectors, typename ProductsOf<T>::type>(
+      AccumulateValues<kStairKeys, kVectors - kFirst, ValueMode::extend, kVectors, typename ProductsOf<T>::type>(
           {Offset(tile.value, static_cast<std::ptrdiff_t>(step) * tile.value_stride), tile.value_stride,
-           tile.scores + step * width + column, steps, block.sums + column, nullptr},
+           tile.scores + step * width + column, steps, chain + column, nullptr},
           tile.value_dim);
     }
-    ValuesOfStairs<kVectors, kFirst + 1>(stairs, block, tile);
+    ValuesOfStairs<kVectors, kFirst + 1>(stairs, tile, chain);
   }
 }
 
@@ -317,7 +320,7 @@ HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>& stairs, const RowBlock& b
 template <int kVectors, class T>
 HWY_INLINE void ScoresOfStairs(const Stairs<kVectors>&, const RowBlock&, const Tile<T>&, float*) {}
 template <int kVectors, class T>
-HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>&, const RowBlock&, const Tile<T>&) {}
+HWY_INLINE void ValuesOfStairs(const Stairs<kVectors>&, const Tile<T>&, float*) {}
 
 #endif
 
@@ -413,10 +416,13 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
     }
   }
   FetchWalk* const walk = tile.prefetch ? &tile.prefetch->keys : nullptr;
-  switch (mode) {
+  const bool climbs = kClimbsStairs && stairs.start[1] < tile.end;
+  float* const chain = climbs && mode != ValueMode::overwrite ? tile.chain : block.sums;
+  switch (climbs ? ValueMode::overwrite : mode) {
     case ValueMode::overwrite:
+    case ValueMode::extend:
       AccumulateValues<kRows, kVectors, ValueMode::overwrite, kVectors, Products>(
-          {value, tile.value_stride, weights, steps, block.sums, alpha, walk}, tile.value_dim);
+          {value, tile.value_stride, weights, steps, chain, alpha, walk}, tile.value_dim);
       break;
     case ValueMode::add:
       AccumulateValues<kRows, kVectors, ValueMode::add, kVectors, Products>(
@@ -427,7 +433,9 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
           {value, tile.value_stride, weights, steps, block.sums, alpha, walk}, tile.value_dim);
       break;
   }
-  if constexpr (kClimbsStairs) ValuesOfStairs<kVectors>(stairs, block, tile);
+  if (!climbs) return;
+  if constexpr (kClimbsStairs) ValuesOfStairs<kVectors>(stairs, tile, chain);
+  if (mode != ValueMode::overwrite) JoinChain(mode, chain, alpha, width, tile.value_dim, block.sums);
 }
 
 template <class Shape, int kVectors = Shape::kVectors, class T>
@@ -444,6 +452,7 @@ struct Workspace {
   RowBlock blocks[kQueryBlocks];
   float* scores;
   float* statistics;
+  float* chain;
   MaskTables mask;
   ValueState* value_states;  // [key blocks]: what V holds, once it has been looked at
   float *keys, *values;      // [kKeyBlock][WidenedPitch]: of one key block, unless they are read in place; or of pairs
@@ -457,10 +466,12 @@ struct Workspace {
       block.sums = carver.Take<float>(static_cast<size_t>(value_dim) * width);
       block.shift = carver.Take<float>(width);
       block.denominator = carver.Take<float>(width);
+      if (key_count > static_cast<std::int64_t>(kKeyBlock)) block.PlaceTotals(carver, static_cast<size_t>(value_dim), width);
       block.query_offset = carver.Take<std::int32_t>(width);
     }
     scores = carver.Take<float>(kKeyBlock * width);
     statistics = carver.Take<float>(3 * width);
+    chain = carver.Take<float>(static_cast<size_t>(value_dim) * width);
     mask.Place(carver, kKeyBlock, width);
     value_states = carver.Take<ValueState>(static_cast<size_t>(key_count) / kKeyBlock + 2);
     if constexpr (!kReadsInPlace<T>) {
@@ -560,9 +571,17 @@ class AttentionRun {
   void Keys(RowBlock* blocks, size_t count) {
     const std::int64_t t_first = blocks[0].t_first, t_last = blocks[count - 1].t_last;
     const std::int64_t block = static_cast<std::int64_t>(kKeyBlock);
+    static_assert(kFoldKeys % static_cast<std::int64_t>(kKeyBlock) == 0, "folds lie between blocks");
+    std::int64_t fold = 0;
     const std::int64_t key_end = HWY_MIN(args_.key_end, t_last + args_.visible_end);
     for (std::int64_t key = NextSeenBlock(args_, t_first, args_.key_begin, block); key < key_end;
          key = NextSeenBlock(args_, t_first, key + block, block)) {
+      if (key / kFoldKeys != fold) {
+        fold = key / kFoldKeys;
+        for (size_t i = 0; i < count; ++i) {
+          if (blocks[i].started) FoldSums(blocks[i], static_cast<size_t>(args_.value_dim));
+        }
+      }
       const std::int64_t end = HWY_MIN(key + block, args_.key_end);
       if (!mask_.ReadKeys(key, end, space_.mask)) continue;
       if constexpr (!kReadsInPlace<T>) SeenInBlock(t_first, t_last, key, end, seen_begin_, seen_end_);
@@ -621,13 +640,14 @@ class AttentionRun {
       constexpr std::int64_t kBlock = kKeyBlock;
       SetBlockToFetch(NextSeenBlock(args_, block.t_first, key + kBlock, kBlock), prefetch);
     }
-    const bool fetches_rows = fetches_rows_ && !block.started;
+    const bool fetches_rows = fetches_rows_ && !block.started && !block.folded;
     tile.prefetch = (first && fetch_) || fetches_rows ? &prefetch : nullptr;
     if (fetches_rows) SetRowsToFetch(block, prefetch);
     tile.mask = mask.Changes() ? &mask : nullptr;
     tile.selects = HWY_UNLIKELY(looks_at_values_) && ValuesNotFinite(key, end);
     tile.scores = space_.scores;
     tile.statistics = space_.statistics;
+    tile.chain = space_.chain;
     ComputeTileOfWidth<Shape>(block, tile);
     return true;
   }

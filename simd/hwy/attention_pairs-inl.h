@@ -211,8 +211,7 @@ static HWY_NOINLINE void AccumulateSelectedPairs(const float* HWY_RESTRICT value
     for (size_t column = 0; column < width; column += lanes) {
       float* at = sums + e * width + column;
       Floats sum = hn::Zero(df);
-      if (mode != ValueMode::overwrite) sum = hn::Load(df, at);
-      if (mode == ValueMode::scale) sum = hn::Mul(hn::Load(df, alpha + column), sum);
+      if (mode == ValueMode::extend) sum = hn::Load(df, at);
       const float* HWY_RESTRICT v = value + e;
       for (size_t pair = 0; pair < pairs; ++pair, v = Offset(v, value_stride)) {
         const Floats p = hn::Load(df, weights + pair * width + column);
@@ -220,7 +219,7 @@ static HWY_NOINLINE void AccumulateSelectedPairs(const float* HWY_RESTRICT value
         const auto seen = hn::IfThenZeroElse(excluded, hn::BitCast(dh, hn::Set(df, *v)));
         sum = Products::Add(hn::BitCast(df, seen), p, sum);
       }
-      hn::Store(sum, df, at);
+      hn::Store(JoinedSum(mode, at, alpha + column, sum), df, at);
     }
   }
 }

@@ -20,7 +20,39 @@ HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
 namespace {
 
-enum class ValueMode { overwrite, add, scale };  // O = PV, O += PV, O = alpha O + PV
+// How a step's products join the sums. They are a chain of their own, which begins at zero, and the chain is added: O = PV, O
+// += (PV), O = alpha O + (PV). `extend`: O is the chain so far, and goes on.
+enum class ValueMode { overwrite, extend, add, scale };
+
+// What the sums become at the end of a chain.
+template <ValueMode kMode>
+HWY_INLINE Floats JoinedSum(const float* HWY_RESTRICT old, const float* HWY_RESTRICT alpha, Floats chain) {
+  const FloatTag df;
+  if constexpr (kMode == ValueMode::add) return hn::Add(hn::Load(df, old), chain);
+  if constexpr (kMode == ValueMode::scale) return hn::MulAdd(hn::Load(df, alpha), hn::Load(df, old), chain);
+  return chain;
+}
+
+HWY_INLINE Floats JoinedSum(ValueMode mode, const float* old, const float* alpha, Floats chain) {
+  if (mode == ValueMode::add) return JoinedSum<ValueMode::add>(old, alpha, chain);
+  return mode == ValueMode::scale ? JoinedSum<ValueMode::scale>(old, alpha, chain) : chain;
+}
+
+template <ValueMode kMode>
+static HWY_NOINLINE void JoinChainAs(const float* HWY_RESTRICT chain, const float* HWY_RESTRICT alpha, size_t width,
+                                     size_t value_dim, float* HWY_RESTRICT sums) {
+  const FloatTag df;
+  for (size_t e = 0; e < value_dim; ++e, chain += width, sums += width) {
+    for (size_t j = 0; j < width; j += hn::Lanes(df)) {
+      hn::Store(JoinedSum<kMode>(sums + j, alpha + j, hn::Load(df, chain + j)), df, sums + j);
+    }
+  }
+}
+// The same of a chain [value_dim][width] in memory; mode: add or scale.
+HWY_INLINE void JoinChain(ValueMode mode, const float* chain, const float* alpha, size_t width, size_t value_dim, float* sums) {
+  if (mode == ValueMode::add) return JoinChainAs<ValueMode::add>(chain, alpha, width, value_dim, sums);
+  JoinChainAs<ValueMode::scale>(chain, alpha, width, value_dim, sums);
+}
 
 // What a lane of a tile's step does: sum + a * b. kNumbersAWord: how many numbers of d, or keys, a step takes.
 struct SingleProducts {
@@ -166,9 +198,7 @@ static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff
   const FloatTag df;
   const size_t lanes = hn::Lanes(df), width = kVectors * lanes;
   const auto start = [&](size_t row, size_t column) HWY_ATTR {
-    if (kMode == ValueMode::overwrite) return hn::Zero(df);
-    const Floats old = hn::Load(df, sums + row * width + column);
-    return kMode == ValueMode::add ? old : hn::Mul(hn::Load(df, alpha + column), old);
+    return kMode == ValueMode::extend ? hn::Load(df, sums + row * width + column) : hn::Zero(df);
   };
   const size_t second = kVectors > 1 ? lanes : 0;
   constexpr size_t r1 = kRows > 1 ? 1 : 0, r2 = kRows > 2 ? 2 : 0, r3 = kRows > 3 ? 3 : 0;
@@ -190,14 +220,14 @@ static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff
       if (kRows > 3) c31 = hn::MulAdd(a3, p1, c31);
     }
   }
-  const auto finish = [&](float* HWY_RESTRICT out, Floats v0, Floats v1, Floats v2, Floats v3) HWY_ATTR {
-    hn::Store(v0, df, out);
-    if (kRows > 1) hn::Store(v1, df, out + width);
-    if (kRows > 2) hn::Store(v2, df, out + 2 * width);
-    if (kRows > 3) hn::Store(v3, df, out + 3 * width);
+  const auto finish = [&](float* out, const float* factor, Floats v0, Floats v1, Floats v2, Floats v3) HWY_ATTR {
+    hn::Store(JoinedSum<kMode>(out, factor, v0), df, out);
+    if (kRows > 1) hn::Store(JoinedSum<kMode>(out + width, factor, v1), df, out + width);
+    if (kRows > 2) hn::Store(JoinedSum<kMode>(out + 2 * width, factor, v2), df, out + 2 * width);
+    if (kRows > 3) hn::Store(JoinedSum<kMode>(out + 3 * width, factor, v3), df, out + 3 * width);
   };
-  finish(sums, c00, c10, c20, c30);
-  if (kVectors > 1) finish(sums + lanes, c01, c11, c21, c31);
+  finish(sums, alpha, c00, c10, c20, c30);
+  if (kVectors > 1) finish(sums + lanes, alpha + lanes, c01, c11, c21, c31);
 }
 
 #else  // vectors with a size
@@ -295,10 +325,7 @@ static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff
   constexpr size_t width = kBlockVectors * kFloatLanes;
   Floats sum[kRows][kVectors];
   POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) {
-    const float* old = sums + i * width + j * kFloatLanes;
-    if (kMode == ValueMode::overwrite) sum[i][j] = hn::Zero(df);
-    if (kMode == ValueMode::add) sum[i][j] = hn::Load(df, old);
-    if (kMode == ValueMode::scale) sum[i][j] = hn::Mul(hn::Load(df, alpha + j * kFloatLanes), hn::Load(df, old));
+    sum[i][j] = kMode == ValueMode::extend ? hn::Load(df, sums + i * width + j * kFloatLanes) : hn::Zero(df);
   }
   InTurns<kRows, kRows * kVectors>(keys, walk, [&]() POLYHEAD_INLINED HWY_ATTR {
     Floats p[kVectors];
@@ -310,8 +337,10 @@ static HWY_NOINLINE void ValueTile(const float* HWY_RESTRICT value, std::ptrdiff
     weights += width;
     value = Offset(value, value_stride);
   });
-  POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j)
-      hn::Store(sum[i][j], df, sums + i * width + j * kFloatLanes);
+  POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) {
+    float* const to = sums + i * width + j * kFloatLanes;
+    hn::Store(JoinedSum<kMode>(to, alpha + j * kFloatLanes, sum[i][j]), df, to);
+  }
 }
 
 #endif  // HWY_HAVE_SCALABLE

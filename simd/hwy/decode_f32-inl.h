@@ -198,6 +198,7 @@ class DecodeRun {
     Carver carver(memory);
     query_ = carver.Take<float>(kRows * query_floats_);
     sums_ = carver.Take<float>(kRows * sum_floats_);
+    chains_ = carver.Take<float>(kRows * sum_floats_);
     denominator_ = carver.Take<float>(kRows * lanes);
     scores_ = carver.Take<float>(kRows * kDecodeKeyBlock);
     bias_ = carver.Take<float>(kDecodeKeyBlock);
@@ -251,6 +252,7 @@ class DecodeRun {
     const size_t head_dim = static_cast<size_t>(args.head_dim);
     const RowMap<const Query> query = {static_cast<const Query*>(args.query), args.query_stride, args.query_head_stride,
                                        args.group};
+    has_sums_ = false;
     for (size_t i = 0; i < rows_; ++i) {
       const std::int64_t row = first_row + static_cast<std::int64_t>(i);
       query_of_row_[i] = args.group == 1 ? row : row / args.group;
@@ -265,7 +267,10 @@ class DecodeRun {
         if (integers_) StartIntegers(i);
       }
       shift_[i] = kLowestFloat;
-      for (size_t e = 0; e < sum_floats_; e += lanes) hn::Store(hn::Zero(df), df, sums_ + i * sum_floats_ + e);
+      for (size_t e = 0; e < sum_floats_; e += lanes) {
+        hn::Store(hn::Zero(df), df, sums_ + i * sum_floats_ + e);
+        hn::Store(hn::Zero(df), df, chains_ + i * sum_floats_ + e);
+      }
       hn::Store(hn::Zero(df), df, denominator_ + i * lanes);
     }
   }
@@ -386,18 +391,45 @@ class DecodeRun {
       if (HWY_LIKELY(!selects)) return AddValuesOfShortRows(args, key, first_key, end, alpha);
       order = {order_, OrderKeys(begin, end, order_)};
     }
-    for (size_t i = 0; i < rows_; ++i) {
-      if (alpha[i] != 1.0f) ScaleSums(alpha[i], sums_ + i * sum_floats_);
-    }
     if constexpr (kIntegers) {
-      if (integers_) return AddIntegerValues(value, order, columns, NextKeys(args, first_key, key_end));
+      if (integers_) {
+        for (size_t i = 0; i < rows_; ++i) {
+          if (alpha[i] != 1.0f) ScaleSums(alpha[i], sums_ + i * sum_floats_);
+        }
+        return AddIntegerValues(value, order, columns, NextKeys(args, first_key, key_end));
+      }
     }
-    ValueRun<T> run = {value, order.keys, order.count, scores_, sums_, sum_floats_, columns};
-    if (HWY_LIKELY(!selects)) return AddValuesOfOrder(run);
+    AddBlock({value, order.keys, order.count, scores_, chains_, sum_floats_, columns}, selects, alpha);
+  }
+
+  // A block's values, a chain of their own: one over all keys would be as long as they are many, and so would its error where
+  // its terms are alike. The call's first one is the sums, which are 0 before it.
+  HWY_INLINE void AddBlock(ValueRun<T> run, bool selects, const float* alpha) {
+    run.sums = has_sums_ ? chains_ : sums_;
+    if (HWY_LIKELY(!selects)) {
+      AddValuesOfOrder(run);
+    } else {
+      for (size_t i = 0; i < rows_; ++i) {
+        AddSelectedValues(run);
+        run.weights += kDecodeKeyBlock;
+        run.sums += sum_floats_;
+      }
+    }
+    if (has_sums_) JoinChains(alpha);
+    has_sums_ = true;
+  }
+
+  // sums = alpha * sums + chains, which become 0 again.
+  HWY_INLINE void JoinChains(const float* alpha) {
+    const FloatTag df;
     for (size_t i = 0; i < rows_; ++i) {
-      AddSelectedValues(run);
-      run.weights += kDecodeKeyBlock;
-      run.sums += sum_floats_;
+      const Floats factor = hn::Set(df, alpha[i]);
+      float* HWY_RESTRICT sums = sums_ + i * sum_floats_;
+      float* HWY_RESTRICT chain = chains_ + i * sum_floats_;
+      for (size_t e = 0; e < sum_floats_; e += hn::Lanes(df)) {
+        hn::Store(hn::MulAdd(factor, hn::Load(df, sums + e), hn::Load(df, chain + e)), df, sums + e);
+        hn::Store(hn::Zero(df), df, chain + e);
+      }
     }
   }
 
@@ -452,21 +484,32 @@ class DecodeRun {
     }
   }
 
+  // A block's keys are one chain.
   void AddValuesOfShortRows(const AttentionF32Args& args, const BlockRows<T>& key, std::int64_t first_key, size_t keys,
                             const float* alpha) {
-    static constexpr float kOnes[kRows] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    for (size_t done = 0; done < keys; alpha = kOnes) {
-      const auto run =
-          RunOfKeys<T>(args, first_key + static_cast<std::int64_t>(done), first_key + static_cast<std::int64_t>(keys));
-      const size_t count = static_cast<size_t>(run.count);
-      ValueStrip<T> strip = {run.value, args.value_stride, count,   scores_ + done,  alpha,
-                             sums_,     sum_floats_,       nullptr, args.key_stride, static_cast<size_t>(args.head_dim)};
-      if (count == kShortRowBlock) {
+    const size_t columns = static_cast<size_t>(args.value_dim);
+    has_sums_ = true;
+    const auto run_from = [&](size_t done) {
+      return RunOfKeys<T>(args, first_key + static_cast<std::int64_t>(done), first_key + static_cast<std::int64_t>(keys));
+    };
+    const auto first = run_from(0);
+    ValueStrip<T> strip = {first.value, args.value_stride, keys,    scores_,         alpha,
+                           sums_,       sum_floats_,       nullptr, args.key_stride, static_cast<size_t>(args.head_dim)};
+    if (HWY_LIKELY(static_cast<size_t>(first.count) == keys)) {
+      if (keys == kShortRowBlock) {
         strip.next_key = Offset(key.first, static_cast<std::ptrdiff_t>(kShortRowBlock) * args.key_stride);
       }
-      AddShortValues(strip, rows_, static_cast<size_t>(args.value_dim));
-      done += count;
+      return AddShortValues<true>(strip, rows_, columns);
     }
+    strip.sums = chains_;
+    for (size_t done = 0; done < keys; done += strip.keys) {
+      const auto run = run_from(done);
+      strip.value = run.value;
+      strip.keys = static_cast<size_t>(run.count);
+      strip.weights = scores_ + done;
+      AddShortValues<false>(strip, rows_, columns);
+    }
+    JoinChains(alpha);
   }
 
   void ScaleSums(float alpha, float* HWY_RESTRICT sums) {
@@ -672,6 +715,8 @@ class DecodeRun {
   size_t query_floats_ = 0, sum_floats_ = 0;
   float* query_ = nullptr;            // [row][query_floats_], scaled, padded with zeros
   float* sums_ = nullptr;             // [row][sum_floats_]
+  float* chains_ = nullptr;           // likewise: of the keys at hand
+  bool has_sums_ = false;             // whether anything was added to sums_
   float* denominator_ = nullptr;      // [row][lanes]
   float* scores_ = nullptr;           // [row][kDecodeKeyBlock]
   float* bias_ = nullptr;             // [kDecodeKeyBlock]

@@ -103,7 +103,8 @@ HWY_INLINE void ScoresOfShortRows(ScoreQuad<T> quad, size_t rows) {
   }
 }
 
-// Sums of a few rows over a few vectors of value columns; K and V are of T.
+// Sums of a few rows over a few vectors of value columns; K and V are of T. kJoins: sums = alpha * sums + a chain of their own;
+// else the sums are a chain, which goes on.
 template <class T>
 struct ValueStrip {
   const T* value;
@@ -120,7 +121,7 @@ struct ValueStrip {
 
 #if HWY_HAVE_SCALABLE
 
-template <size_t kRows, size_t kVectors, class T>
+template <bool kJoins, size_t kRows, size_t kVectors, class T>
 static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
   static_assert(kRows == 1, "vectors without a size can't be array elements");
   const FloatTag df;
@@ -129,9 +130,8 @@ static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
   const size_t left2 = columns > 2 * lanes ? columns - 2 * lanes : 0;
   const size_t left3 = columns > 3 * lanes ? columns - 3 * lanes : 0;
   const size_t at1 = kVectors > 1 ? lanes : 0, at2 = kVectors > 2 ? 2 * lanes : 0, at3 = kVectors > 3 ? 3 * lanes : 0;
-  const Floats alpha = hn::Set(df, strip.alpha[0]);
-  Floats c0 = hn::Mul(alpha, hn::Load(df, strip.sums)), c1 = hn::Mul(alpha, hn::Load(df, strip.sums + at1));
-  Floats c2 = hn::Mul(alpha, hn::Load(df, strip.sums + at2)), c3 = hn::Mul(alpha, hn::Load(df, strip.sums + at3));
+  const auto start = [&](size_t at) HWY_ATTR { return kJoins ? hn::Zero(df) : hn::Load(df, strip.sums + at); };
+  Floats c0 = start(0), c1 = start(at1), c2 = start(at2), c3 = start(at3);
   const T* HWY_RESTRICT value = strip.value;
   for (size_t key = 0; key < strip.keys; ++key, value = Offset(value, strip.value_stride)) {
     const Floats p = hn::Set(df, strip.weights[key]);
@@ -140,24 +140,25 @@ static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
     if (kVectors > 2) c2 = hn::MulAdd(p, LoadFirst(df, value + at2, left2), c2);
     if (kVectors > 3) c3 = hn::MulAdd(p, LoadFirst(df, value + at3, left3), c3);
   }
-  hn::Store(c0, df, strip.sums);
-  if (kVectors > 1) hn::Store(c1, df, strip.sums + at1);
-  if (kVectors > 2) hn::Store(c2, df, strip.sums + at2);
-  if (kVectors > 3) hn::Store(c3, df, strip.sums + at3);
+  const auto finish = [&](size_t at, Floats c) HWY_ATTR {
+    if (kJoins) c = hn::MulAdd(hn::Set(df, strip.alpha[0]), hn::Load(df, strip.sums + at), c);
+    hn::Store(c, df, strip.sums + at);
+  };
+  finish(0, c0);
+  if (kVectors > 1) finish(at1, c1);
+  if (kVectors > 2) finish(at2, c2);
+  if (kVectors > 3) finish(at3, c3);
 }
 
 #else  // vectors with a size
 
 // `columns` value columns; only the last vector may be incomplete.
-template <size_t kRows, size_t kVectors, class T>
+template <bool kJoins, size_t kRows, size_t kVectors, class T>
 static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
   const FloatTag df;
   Floats sum[kRows][kVectors];
-  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
-    const Floats alpha = hn::Set(df, strip.alpha[row]);
-    POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j) {
-      sum[row][j] = hn::Mul(alpha, hn::Load(df, strip.sums + row * strip.sum_floats + j * kFloatLanes));
-    }
+  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j) {
+    sum[row][j] = kJoins ? hn::Zero(df) : hn::Load(df, strip.sums + row * strip.sum_floats + j * kFloatLanes);
   }
   const T* HWY_RESTRICT value = strip.value;
   const float* HWY_RESTRICT weights = strip.weights;
@@ -176,38 +177,41 @@ static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
       POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j) sum[row][j] = hn::MulAdd(p, v[j], sum[row][j]);
     }
   }
-  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j)
-      hn::Store(sum[row][j], df, strip.sums + row * strip.sum_floats + j * kFloatLanes);
+  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j) {
+    float* const to = strip.sums + row * strip.sum_floats + j * kFloatLanes;
+    if (kJoins) sum[row][j] = hn::MulAdd(hn::Set(df, strip.alpha[row]), hn::Load(df, to), sum[row][j]);
+    hn::Store(sum[row][j], df, to);
+  }
 }
 
 #endif  // HWY_HAVE_SCALABLE
 
-template <size_t kRows, size_t kVectors = ShortRowLimits::ValueVectors(kRows), class T>
+template <bool kJoins, size_t kRows, size_t kVectors = ShortRowLimits::ValueVectors(kRows), class T>
 HWY_INLINE void AddColumnsOfStrip(ValueStrip<T> strip, size_t columns) {
   const size_t whole = kVectors * hn::Lanes(FloatTag());
   while (columns + hn::Lanes(FloatTag()) > whole) {
     const size_t taken = HWY_MIN(columns, whole);
-    AddStrip<kRows, kVectors>(strip, taken);
+    AddStrip<kJoins, kRows, kVectors>(strip, taken);
     strip.value += taken;
     strip.sums += taken;
     strip.next_key = nullptr;
     columns -= taken;
     if (columns == 0) return;
   }
-  if constexpr (kVectors > 1) AddColumnsOfStrip<kRows, kVectors - 1>(strip, columns);
+  if constexpr (kVectors > 1) AddColumnsOfStrip<kJoins, kRows, kVectors - 1>(strip, columns);
 }
 
-template <size_t kRows = ShortRowLimits::kValueRows, class T>
+template <bool kJoins, size_t kRows = ShortRowLimits::kValueRows, class T>
 HWY_INLINE void AddShortValues(ValueStrip<T> strip, size_t rows, size_t columns) {
   for (; rows >= kRows; rows -= kRows) {
-    AddColumnsOfStrip<kRows>(strip, columns);
+    AddColumnsOfStrip<kJoins, kRows>(strip, columns);
     strip.weights += kRows * kDecodeKeyBlock;
     strip.alpha += kRows;
     strip.sums += kRows * strip.sum_floats;
     strip.next_key = nullptr;
   }
   if constexpr (kRows > 1) {
-    if (rows > 0) AddShortValues<kRows - 1>(strip, rows, columns);
+    if (rows > 0) AddShortValues<kJoins, kRows - 1>(strip, rows, columns);
   }
 }
 

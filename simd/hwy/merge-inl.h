@@ -14,6 +14,7 @@
 #include "simd/hwy/exp2-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
 #include "simd/hwy/row_map-inl.h"
+#include "simd/hwy/total-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace polyhead::simd::HWY_NAMESPACE {
@@ -45,25 +46,28 @@ static HWY_NOINLINE void MergeRow(const MergeF32Args& args, std::int64_t row_ind
     if (row.PartDenominator(split) != 0.0f) row.shift = HWY_MAX(row.shift, row.PartShift(split));
   }
   float weights[kWeights];
-  float denominator = 0.0f;
+  double sum_of_denominators = 0.0;
   for (std::int64_t split = 0; split < args.splits; ++split) {
     const float weight = row.Weight(split);
     if (split < kWeights) weights[split] = weight;
-    if (row.PartDenominator(split) != 0.0f) denominator += weight * row.PartDenominator(split);
+    if (row.PartDenominator(split) != 0.0f) {
+      sum_of_denominators += static_cast<double>(weight) * static_cast<double>(row.PartDenominator(split));
+    }
   }
+  const float denominator = static_cast<float>(sum_of_denominators);
   RowEnd end = {denominator == 0.0f ? 0.0f : 1.0f / denominator, 0.0f};
   if (sink) end = EndWithSink(row.shift, denominator, *sink);
   const Floats factor = hn::Set(df, end.factor);
   for (size_t e = 0; e < value_dim; e += lanes) {
     const bool whole = e + lanes <= value_dim;
-    Floats sum = hn::Zero(df);
+    Floats total = hn::Zero(df), rest = hn::Zero(df);
     for (std::int64_t split = 0; split < args.splits; ++split) {
       if (row.PartDenominator(split) == 0.0f) continue;
       const float* part = row.Part(split) + e;
       const Floats v = whole ? hn::LoadU(df, part) : LoadPartial(df, part, value_dim - e);
-      sum = hn::MulAdd(hn::Set(df, split < kWeights ? weights[split] : row.Weight(split)), v, sum);
+      AddToTotal(hn::Mul(hn::Set(df, split < kWeights ? weights[split] : row.Weight(split)), v), total, rest);
     }
-    sum = hn::MulAdd(sum, factor, hn::Zero(df));
+    const Floats sum = hn::MulAdd(TotalOf(total, rest), factor, hn::Zero(df));
     if (whole) {
       StoreElements(sum, df, out + e);
     } else {
