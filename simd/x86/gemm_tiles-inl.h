@@ -120,8 +120,8 @@ static void PackOnTiles(const PackF32Args& args) {
 
 // sums[j] += sum over k of a[k] W[k][j] for one column tile, a multiply-add for each k in ascending order. apart: a bit for
 // each column that is packed as halves.
-[[maybe_unused]] static HWY_NOINLINE void AddPlainProducts(const float* a, std::int64_t k_count, const unsigned char* tile, std::uint32_t apart,
-                                          float* sums) {
+[[maybe_unused]] static HWY_NOINLINE void AddPlainProducts(const float* a, std::int64_t k_count, const unsigned char* tile,
+                                                           std::uint32_t apart, float* sums) {
   const FloatTag df;
   const IntTag di;
   const hn::RebindToUnsigned<IntTag> du;
