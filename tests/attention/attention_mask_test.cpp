@@ -11,6 +11,7 @@ namespace polyhead::testing {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 class MaskTest : public EveryIsa {
  protected:
