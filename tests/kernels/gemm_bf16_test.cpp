@@ -25,12 +25,10 @@ std::vector<Bf16KernelCase> cases() {
     // A target without a kernel of its own has a plainer one's.
     const auto is_same = [&](const Bf16KernelCase& other) { return other.kernel == kernel; };
     if (std::any_of(all.begin(), all.end(), is_same)) continue;
-    // On tiles products of even and of odd k are summed apart; bfdot rounds sums to odd.
-    const Sums sums = isa == Isa::amx || isa == Isa::neon_bf16 ? Sums::another
-                      : isa == Isa::avx512_bf16                ? Sums::by_pair
-                                                               : Sums::by_number;
+    // Scalar code sums in double; on tiles products of even and of odd k are summed apart; bfdot rounds sums to odd.
+    const bool is_another = isa == Isa::reference || isa == Isa::amx || isa == Isa::neon_bf16;
+    const Sums sums = is_another ? Sums::another : isa == Isa::avx512_bf16 ? Sums::by_pair : Sums::by_number;
     all.push_back({name(isa), kernel, isa == Isa::amx ? nullptr : table.gemm_f32_bf16, table.activation_f32, sums,
-                   isa != Isa::reference,  // scalar code takes the caller's
                    isa == Isa::neon_bf16 ? 0x1p-23 : 0x1p-24});
   }
 #endif
