@@ -1,5 +1,5 @@
-// gemm_f32 and gemm_bf16_bf16 on emulated tiles, with the vectors of one instruction set: all that a kernel is tested for, what
-// is special about pieces, and the layers' use of it. A test file says which vectors by HWY_BASELINE_TARGETS.
+// gemm_f32 on emulated tiles, with the vectors of one instruction set: all that a kernel is tested for, what is special about
+// pieces, and the layers' use of it. A test file says which vectors by HWY_BASELINE_TARGETS.
 #pragma once
 
 #define HWY_COMPILE_ONLY_STATIC
@@ -19,7 +19,6 @@
 
 #include "dispatch/kernel_table.hpp"
 #include "graph/task_graph.hpp"
-#include "kernels/gemm_bf16_suite.hpp"
 #include "kernels/gemm_kernel_suite.hpp"
 #include "layer/linear.hpp"
 #include "polyhead/runtime.hpp"
@@ -47,18 +46,6 @@ std::vector<GemmKernelCase> cases() {
 INSTANTIATE_TEST_SUITE_P(Tiles, GemmKernelTest, ::testing::ValuesIn(cases()),
                          [](const auto& instance) { return instance.param.name; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GemmKernelTest);
-
-#if defined(POLYHEAD_HAVE_BF16)
-const simd::GemmKernel emulated_bf16 = target::TileGemmKernel<target::EmulatedTiles, 1>("gemm_bf16_bf16_amx_emulated");
-
-std::vector<Bf16KernelCase> bf16_cases() {
-  if (!runs_here()) return {};
-  return {{"emulated", &emulated_bf16, nullptr, dispatch::kernel_table(vectors).activation_f32, Sums::another, true}};
-}
-INSTANTIATE_TEST_SUITE_P(Tiles, GemmBf16Test, ::testing::ValuesIn(bf16_cases()),
-                         [](const auto& instance) { return instance.param.name; });
-#endif
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GemmBf16Test);
 
 // One chain of multiply-adds in ascending order, from the bias on: what elements that pieces cannot serve are.
 const GemmKernel& plain() {
