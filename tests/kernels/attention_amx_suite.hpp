@@ -300,11 +300,11 @@ TEST_P(PieceAttentionTest, ManyRowsAndKeys) {
   }
   AttentionShape apart{300, 1, 900, 64, 64};  // one chunk with kept keys, hidden ones and windows of several passes
   apart.visible_begin = 540, apart.visible_end = 601, apart.kept_end = 5;
-  AttentionProblem kept(apart, 3302);
-  const AttentionProblem::Result all = kept.run(emulated);
-  expect_right(kept, all, emulated.name);
+  AttentionProblem beside(apart, 3302);
+  const AttentionProblem::Result all = beside.run(emulated);
+  expect_right(beside, all, emulated.name);
   for (const auto& [begin, end] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 3}, {31, 98}, {250, 300}}) {
-    const AttentionProblem::Result some = kept.run(emulated, begin, end);
+    const AttentionProblem::Result some = beside.run(emulated, begin, end);
     expect_same_bits(some.out, {all.out.begin() + begin * 64, all.out.begin() + end * 64}, "some rows beside kept keys");
   }
   AttentionShape window{400, 1, 4500, 300, 260};  // big heads: few keys are packed at once
