@@ -73,9 +73,8 @@ void register_bert(nb::module_& module) {
       "It keeps the number of threads that was set when it was loaded. SentenceEncoder adds the tokenizer.")
       .def_static("load", &load, nb::arg("folder"), nb::kw_only(), nb::arg("weights").none() = "f32",
                   "Loads and packs the weights of a model folder.\n\n"
-                  "weights: what they are kept as, 'f32', 'bf16', 'f16', 'int8', 'int4', 'int8_dynamic' or 'bf16_dynamic', "
-                  "whatever the\n"
-                  "file has.")
+                  "weights: what they are kept as, 'f32', 'bf16', 'f16', 'int8', 'int4', 'int8_dynamic' or 'bf16_dynamic',\n"
+                  "whatever the file has.")
       .def("token_embeddings", &token_embeddings, nb::arg("token_ids"), nb::arg("lengths") = nb::none(), nb::kw_only(),
            nb::arg("out") = nb::none(),
            "token_ids: int32 or int64 [batch, length]; lengths: integers [batch], or None when all positions are real.\n\n"
