@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -55,7 +56,7 @@ TensorView mask_view(const AttentionGeometry& geometry, const TensorView& mask) 
   return inner_view(mask, mask.rank >= 3 ? mask.shape[mask.rank - 3] : 1);
 }
 
-// Lengths have one number a batch item: the batch dimensions' shape, with or without a last dimension of 1.
+// Lengths and offsets have one number a batch item: the batch dimensions' shape, with or without a last dimension of 1.
 TensorView lengths_view(const AttentionGeometry& geometry, const TensorView& lengths, const char* argument,
                         TensorView::Dims& strides) {
   TensorView outer = lengths;
@@ -106,20 +107,20 @@ void expect_shape(const TensorView& out, const AttentionGeometry& geometry) {
   throw invalid("out: is " + describe_array(out) + ", expected " + describe_array(wanted));
 }
 
-nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_array, nb::handle value_array,
-                                        nb::handle attn_mask, double dropout_p, bool is_causal, std::optional<double> scale,
-                                        bool enable_gqa, nb::handle key_lengths, nb::handle out_array, double softcap,
-                                        nb::handle alibi_slopes, nb::handle sink, nb::handle precision,
-                                        nb::handle query_lengths, bool return_lse, nb::handle prefix_lengths,
-                                        nb::handle query_segments, nb::handle key_segments, nb::handle block_mask,
-                                        std::optional<std::pair<std::int64_t, std::int64_t>> block_size,
-                                        nb::handle relative_bias, nb::handle score_mod) {
+nb::object scaled_dot_product_attention(
+    nb::handle query_array, nb::handle key_array, nb::handle value_array, nb::handle attn_mask, double dropout_p,
+    bool is_causal, std::optional<double> scale, bool enable_gqa, nb::handle key_lengths, nb::handle out_array, double softcap,
+    nb::handle alibi_slopes, nb::handle sink, nb::handle precision, nb::handle query_lengths, bool return_lse,
+    nb::handle prefix_lengths, nb::handle query_segments, nb::handle key_segments, nb::handle block_mask,
+    std::optional<std::pair<std::int64_t, std::int64_t>> block_size, nb::handle relative_bias, nb::handle score_mod,
+    std::pair<std::int64_t, std::int64_t> window_size, std::int64_t sink_token_length, nb::handle causal, nb::handle offsets) {
   if (dropout_p != 0) {
     throw Error(ErrorCode::unsupported,
                 "dropout_p: is " + std::to_string(dropout_p) + ", expected 0 (Polyhead runs inference only)");
   }
   if (is_causal && !attn_mask.is_none()) {
-    throw invalid("attn_mask: is given together with is_causal=True, expected only one of them");
+    throw invalid(
+        "attn_mask: is given together with is_causal=True, expected only one of them (causal='top_left' goes with it)");
   }
   const BorrowedArray query(query_array, "query"), key(key_array, "key"), value(value_array, "value");
   expect_attention_type(query, "query");
@@ -130,22 +131,13 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   const std::optional<BorrowedArray> lengths = borrow_integers(key_lengths, "key_lengths"),
                                      rows = borrow_integers(query_lengths, "query_lengths"),
                                      prefixes = borrow_integers(prefix_lengths, "prefix_lengths"),
+                                     diagonals = borrow_integers(offsets, "offsets"),
                                      query_ids = borrow_integers(query_segments, "query_segments"),
                                      key_ids = borrow_integers(key_segments, "key_segments");
-  if (query_ids.has_value() != key_ids.has_value()) {
-    throw invalid("query_segments and key_segments: one of them is given, expected both or neither");
-  }
-  if (block_mask.is_none() == block_size.has_value()) {
-    throw invalid("block_mask and block_size: one of them is given, expected both or neither");
-  }
-  std::optional<BorrowedArray> blocks;
-  if (!block_mask.is_none()) {
-    blocks.emplace(block_mask, "block_mask");
-    if (blocks->view().dtype != DType::boolean && blocks->view().dtype != DType::u8) {
-      throw_type_error(std::string("block_mask: data type is ") + python_name(blocks->view().dtype) +
-                       ", expected bool or uint8 (True = attend)");
-    }
-  }
+  expect_both_or_neither(query_ids.has_value(), key_ids.has_value(), "query_segments and key_segments");
+  AttentionOptions options;
+  options.mask = to_causal(is_causal, causal, diagonals.has_value()) & to_window(window_size, sink_token_length);
+  const std::optional<BorrowedArray> blocks = borrow_blocks(block_mask, block_size, options.mask);
   std::optional<BorrowedArray> slopes, sinks;
   if (!alibi_slopes.is_none()) slopes.emplace(alibi_slopes, "alibi_slopes");
   if (!sink.is_none()) sinks.emplace(sink, "sink");
@@ -159,14 +151,12 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
   expect_same_type(out, "out", query, "query");
   expect_shape(out.view(), geometry);
 
-  AttentionOptions options;
   options.scale = scale;
   options.softcap = softcap;
   options.has_alibi = slopes.has_value();
   options.has_sink = sinks.has_value();
   options.precision = to_precision(precision);
   const std::optional<BorrowedArray> table = borrow_relative_bias(relative_bias, options.relative_bias);
-  if (is_causal) options.mask.causality = Causal::top_left;
   AttentionInputs inputs;
   inputs.query = inner_view(query.view(), geometry.heads);
   inputs.key = inner_view(key.view(), geometry.kv_heads);
@@ -198,24 +188,17 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
     *given_mask = mask_view(geometry, mask->view());
     walk.add(given_mask, geometry.batch_strides(mask->view(), 3, "attn_mask"));
   }
-  if (lengths) {
-    options.mask.has_key_lengths = true;
+  const auto add_numbers = [&](const std::optional<BorrowedArray>& given, const char* argument, TensorView& place) {
+    if (!given) return false;
     TensorView::Dims strides;
-    inputs.key_lengths = lengths_view(geometry, lengths->view(), "key_lengths", strides);
-    walk.add(&inputs.key_lengths, strides);
-  }
-  if (rows) {
-    options.mask.has_query_lengths = true;
-    TensorView::Dims strides;
-    inputs.query_lengths = lengths_view(geometry, rows->view(), "query_lengths", strides);
-    walk.add(&inputs.query_lengths, strides);
-  }
-  if (prefixes) {
-    options.mask.has_prefix = true;
-    TensorView::Dims strides;
-    inputs.prefix_lengths = lengths_view(geometry, prefixes->view(), "prefix_lengths", strides);
-    walk.add(&inputs.prefix_lengths, strides);
-  }
+    place = lengths_view(geometry, given->view(), argument, strides);
+    walk.add(&place, strides);
+    return true;
+  };
+  options.mask.has_key_lengths = add_numbers(lengths, "key_lengths", inputs.key_lengths);
+  options.mask.has_query_lengths = add_numbers(rows, "query_lengths", inputs.query_lengths);
+  options.mask.has_prefix = add_numbers(prefixes, "prefix_lengths", inputs.prefix_lengths);
+  options.mask.has_offsets = add_numbers(diagonals, "offsets", inputs.offsets);
   if (query_ids) {
     options.mask.has_segments = true;
     inputs.query_segments = segments_view(query_ids->view(), geometry.query_length, "query_segments");
@@ -224,7 +207,6 @@ nb::object scaled_dot_product_attention(nb::handle query_array, nb::handle key_a
     walk.add(&inputs.key_segments, geometry.batch_strides(key_ids->view(), 1, "key_segments"));
   }
   if (blocks) {
-    options.mask = options.mask & Mask::blocks(block_size->first, block_size->second);
     const TensorView& view = blocks->view();
     inputs.block_mask = inner_view(view, view.rank >= 3 ? view.shape[view.rank - 3] : 1);
     walk.add(&inputs.block_mask, geometry.batch_strides(view, 3, "block_mask"));
@@ -283,14 +265,24 @@ dimensions, which broadcast. They are read in place; scores, softmax and sums ar
 attn_mask: broadcastable to [..., heads, L, S]; bool (True = attend) or floating point (added to the scores).
 dropout_p: 0, nothing else. is_causal: query t sees keys s <= t; excludes attn_mask. scale: 1 / sqrt(D) unless given.
 enable_gqa: key and value may have fewer heads, a divisor of query's; otherwise as many, or 1.
-key_lengths: int32 or int64, one for each batch item: keys from there on do not exist. Combines with every mask.
+
+What a query sees is what all of the following, where given, let it see.
+causal: None; "top_left", as is_causal, but attn_mask may be given too; "bottom_right", s <= t + S - L, each batch item's own S and
+L where lengths are given: its last query sees its last key; or "offset", s <= t + offsets[b].
+window_size: (left, right), keys t + o - left <= s <= t + o + right, -1 being no limit and o the causal alignment's offset: 0, S - L or
+offsets[b]; without causal offsets[b], else 0. sink_token_length: so many first keys are seen whatever left
+says; right and causal hide them still.
+offsets: int32 or int64, one for each batch item, with causal="offset" or without a causal alignment.
+key_lengths: int32 or int64, one for each batch item: keys from there on do not exist.
 query_lengths: the same for queries: those from there on are not computed and give zeros.
-prefix_lengths: the same again, with is_causal=True: keys before are seen by every query, whatever causal says.
+prefix_lengths: the same again, with a causal alignment: keys before are seen by every query, whatever causal says.
 query_segments, key_segments: int32 or int64 [..., L] and [..., S], the document of each query and key: only equal numbers see
 each other. block_mask: bool or uint8, broadcastable to [..., heads, ceil(L / queries), ceil(S / keys)] with block_size=(queries,
 keys): False hides a whole block.
+
 softcap: scaled scores become softcap * tanh(score / softcap), before anything is added to or hides them; 0: they stay.
-alibi_slopes: float32 [heads] or [..., heads]; alibi_slopes[h] * |t - s| is taken off the score of query t and key s.
+alibi_slopes: float32 [heads] or [..., heads]; alibi_slopes[h] * |t + o - s| is taken off the score of query t and key s, o as
+above.
 sink: float32 [heads]; exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0. -inf: none.
 relative_bias: polyhead.T5Bias or polyhead.SwinBias, a bias by relative position out of a table, instead of a floating-point
 attn_mask.
@@ -313,7 +305,8 @@ void register_attention(nb::module_& module) {
                      "scale=None, enable_gqa=False, *, key_lengths=None, out=None, softcap=0.0, alibi_slopes=None, sink=None, "
                      "precision='strict', query_lengths=None, return_lse=False, prefix_lengths=None, query_segments=None, "
                      "key_segments=None, "
-                     "block_mask=None, block_size=None, relative_bias=None, score_mod=None)"),
+                     "block_mask=None, block_size=None, relative_bias=None, score_mod=None, window_size=(-1, -1), "
+                     "sink_token_length=0, causal=None, offsets=None)"),
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("value").none(), nb::arg("attn_mask") = nb::none(),
              nb::arg("dropout_p") = 0.0, nb::arg("is_causal") = false, nb::arg("scale") = nb::none(),
              nb::arg("enable_gqa") = false, nb::kw_only(), nb::arg("key_lengths") = nb::none(), nb::arg("out") = nb::none(),
@@ -321,7 +314,9 @@ void register_attention(nb::module_& module) {
              nb::arg("precision").none() = "strict", nb::arg("query_lengths") = nb::none(), nb::arg("return_lse") = false,
              nb::arg("prefix_lengths") = nb::none(), nb::arg("query_segments") = nb::none(),
              nb::arg("key_segments") = nb::none(), nb::arg("block_mask") = nb::none(), nb::arg("block_size") = nb::none(),
-             nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(), documentation);
+             nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(),
+             nb::arg("window_size") = std::pair<std::int64_t, std::int64_t>(-1, -1), nb::arg("sink_token_length") = 0,
+             nb::arg("causal") = nb::none(), nb::arg("offsets") = nb::none(), documentation);
 }
 
 }  // namespace polyhead::python

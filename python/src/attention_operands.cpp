@@ -2,7 +2,9 @@
 
 #include <nanobind/stl/pair.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -43,6 +45,65 @@ std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* ar
     throw_type_error(std::string(argument) + ": data type is " + python_name(dtype) + ", expected int32 or int64");
   }
   return result;
+}
+
+void expect_both_or_neither(bool first, bool second, const char* names) {
+  if (first != second) throw invalid(std::string(names) + ": one of them is given, expected both or neither");
+}
+
+Mask to_causal(bool is_causal, nb::handle causal, bool has_offsets) {
+  static constexpr std::pair<const char*, Causal> alignments[] = {
+      {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}, {"offset", Causal::offset}};
+  Mask mask;
+  std::string written = "is_causal=True";
+  if (is_causal) mask = Mask::causal(Causal::top_left);
+  if (!causal.is_none()) {
+    const std::string given = nb::repr(causal).c_str();
+    const std::string expected = "causal: is " + given + ", expected None, 'top_left', 'bottom_right' or 'offset'";
+    if (!PyUnicode_Check(causal.ptr())) throw_type_error(expected);
+    if (is_causal) throw invalid("causal: is " + given + " together with is_causal=True, expected only one of them");
+    const auto* found = std::find_if(std::begin(alignments), std::end(alignments), [&](const auto& alignment) {
+      return PyUnicode_CompareWithASCIIString(causal.ptr(), alignment.first) == 0;
+    });
+    if (found == std::end(alignments)) throw invalid(expected);
+    mask = Mask::causal(found->second);
+    written = "causal=" + given;
+  }
+  if (mask.causality == Causal::offset && !has_offsets) {
+    throw invalid("offsets: is None, expected an integer for each batch item, since causal is 'offset'");
+  }
+  if (!has_offsets) return mask;
+  if (mask.causality == Causal::top_left || mask.causality == Causal::bottom_right) {
+    throw invalid("offsets: is given together with " + written +
+                  ", expected it with causal='offset', or without a causal alignment");
+  }
+  return mask & Mask::offsets();
+}
+
+Mask to_window(std::pair<std::int64_t, std::int64_t> window_size, std::int64_t sink_token_length) {
+  const auto [left, right] = window_size;
+  if (left < -1 || right < -1) {
+    throw invalid("window_size: is (" + std::to_string(left) + ", " + std::to_string(right) +
+                  "), expected two numbers of keys, each 0 or more, or -1 for no limit");
+  }
+  if (sink_token_length < 0) {
+    throw invalid("sink_token_length: is " + std::to_string(sink_token_length) + ", expected 0 or more keys");
+  }
+  return Mask::window(left, right, sink_token_length);
+}
+
+std::optional<BorrowedArray> borrow_blocks(nb::handle block_mask,
+                                           std::optional<std::pair<std::int64_t, std::int64_t>> block_size, Mask& mask) {
+  expect_both_or_neither(!block_mask.is_none(), block_size.has_value(), "block_mask and block_size");
+  if (block_mask.is_none()) return std::nullopt;
+  std::optional<BorrowedArray> blocks(std::in_place, block_mask, "block_mask");
+  const DType dtype = blocks->view().dtype;
+  if (dtype != DType::boolean && dtype != DType::u8) {
+    throw_type_error(std::string("block_mask: data type is ") + python_name(dtype) +
+                     ", expected bool or uint8 (True = attend)");
+  }
+  mask = mask & Mask::blocks(block_size->first, block_size->second);
+  return blocks;
 }
 
 std::optional<BorrowedArray> borrow_relative_bias(nb::handle relative_bias, RelativeBias& bias) {

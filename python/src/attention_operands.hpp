@@ -1,9 +1,11 @@
-// The optional operands that every attention-like function takes: a mask, key lengths, a precision.
+// The optional operands that every attention-like function takes: the parts of a mask, key lengths, a precision.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "borrowed_array.hpp"
 #include "polyhead/mask.hpp"
@@ -28,6 +30,22 @@ TensorView& place_of_mask(const BorrowedArray& attn_mask, Mask& mask, Inputs& in
 
 // Integers (int32 or int64), an array or a Python sequence. None: nothing. Errors: TypeError, naming the argument.
 std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* argument);
+
+// Errors: invalid_argument when one of two arguments is given without the other; `names`: "this and that".
+void expect_both_or_neither(bool first, bool second, const char* names);
+
+// Where the causal diagonal lies. is_causal is torch's, top-left; causal is None, "top_left", "bottom_right" or "offset", which
+// goes with offsets. Errors: invalid_argument for both of them, for another text, for offsets that lack or have no place;
+// TypeError for what is no text.
+Mask to_causal(bool is_causal, nb::handle causal, bool has_offsets);
+
+// window_size (left, right), counted from that diagonal, and the first keys kept beside it. Errors: invalid_argument.
+Mask to_window(std::pair<std::int64_t, std::int64_t> window_size, std::int64_t sink_token_length);
+
+// block_mask (bool or uint8) with block_size (queries, keys), which go to `mask`. None: nothing. Errors: invalid_argument where
+// one of the two is not given; TypeError for another element type.
+std::optional<BorrowedArray> borrow_blocks(nb::handle block_mask,
+                                           std::optional<std::pair<std::int64_t, std::int64_t>> block_size, Mask& mask);
 
 // relative_bias: a polyhead.T5Bias or SwinBias, whose table is returned and whose other fields go to `bias`. None: nothing.
 // Errors: TypeError for another object or element type.

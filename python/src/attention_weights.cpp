@@ -1,10 +1,12 @@
 // attention_weights: the softmax's weights of chosen heads and queries.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "attention_operands.hpp"
 #include "borrowed_array.hpp"
@@ -40,13 +42,22 @@ TensorView view_of(const std::optional<BorrowedArray>& array) {
 nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle attn_mask, bool is_causal,
                       std::optional<double> scale, nb::handle heads, nb::handle rows, bool received, nb::handle key_lengths,
                       double softcap, nb::handle alibi_slopes, nb::handle sink, nb::handle relative_bias,
-                      nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle score_mod) {
+                      nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle score_mod,
+                      std::pair<std::int64_t, std::int64_t> window_size, std::int64_t sink_token_length, nb::handle causal,
+                      nb::handle offsets, nb::handle query_lengths, nb::handle prefix_lengths, nb::handle query_segments,
+                      nb::handle key_segments, nb::handle block_mask,
+                      std::optional<std::pair<std::int64_t, std::int64_t>> block_size) {
   const BorrowedArray query = borrow_operand(query_array, "query"), key = borrow_operand(key_array, "key");
   const std::optional<BorrowedArray> mask = borrow_mask(attn_mask), lengths = borrow_integers(key_lengths, "key_lengths"),
                                      chosen_heads = borrow_integers(heads, "heads"),
                                      chosen_rows = borrow_integers(rows, "rows"),
                                      query_ends = borrow_integers(cu_seqlens_q, "cu_seqlens_q"),
                                      key_ends = borrow_integers(cu_seqlens_k, "cu_seqlens_k"),
+                                     diagonals = borrow_integers(offsets, "offsets"),
+                                     query_counts = borrow_integers(query_lengths, "query_lengths"),
+                                     prefixes = borrow_integers(prefix_lengths, "prefix_lengths"),
+                                     query_ids = borrow_integers(query_segments, "query_segments"),
+                                     key_ids = borrow_integers(key_segments, "key_segments"),
                                      slopes = borrow_heads(alibi_slopes, "alibi_slopes"), sinks = borrow_heads(sink, "sink");
   AttentionOptions options;
   options.scale = scale;
@@ -54,11 +65,14 @@ nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle a
   options.has_alibi = slopes.has_value();
   options.has_sink = sinks.has_value();
   const std::optional<BorrowedArray> table = borrow_relative_bias(relative_bias, options.relative_bias);
-  if (is_causal) options.mask.causality = Causal::top_left;
+  expect_both_or_neither(query_ends.has_value(), key_ends.has_value(), "cu_seqlens_q and cu_seqlens_k");
+  expect_both_or_neither(query_ids.has_value(), key_ids.has_value(), "query_segments and key_segments");
+  options.mask = to_causal(is_causal, causal, diagonals.has_value()) & to_window(window_size, sink_token_length);
+  const std::optional<BorrowedArray> blocks = borrow_blocks(block_mask, block_size, options.mask);
   options.mask.has_key_lengths = lengths.has_value();
-  if (query_ends.has_value() != key_ends.has_value()) {
-    throw invalid("cu_seqlens_q and cu_seqlens_k: one of them is given, expected both or neither");
-  }
+  options.mask.has_query_lengths = query_counts.has_value();
+  options.mask.has_prefix = prefixes.has_value();
+  options.mask.has_segments = query_ids.has_value();
   options.mask.is_packed = query_ends.has_value();
   AttentionInputs inputs;
   inputs.query = query.view();
@@ -66,6 +80,12 @@ nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle a
   inputs.key_lengths = view_of(lengths);
   inputs.cumulative_query_lengths = view_of(query_ends);
   inputs.cumulative_key_lengths = view_of(key_ends);
+  inputs.offsets = view_of(diagonals);
+  inputs.query_lengths = view_of(query_counts);
+  inputs.prefix_lengths = view_of(prefixes);
+  inputs.query_segments = view_of(query_ids);
+  inputs.key_segments = view_of(key_ids);
+  inputs.block_mask = view_of(blocks);
   inputs.alibi_slopes = view_of(slopes);
   inputs.sink = view_of(sinks);
   inputs.relative_bias_table = view_of(table);
@@ -103,7 +123,8 @@ which query heads and which queries, in any order; None: all. received=True retu
 the weights over the chosen queries: float32 [batch, heads, S]. No more memory is taken than the result and a megabyte or a row
 of weights for each thread. cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], 0 and then where each of the sequences ends that
 lie one after another in query and key, of batch 1; rows and keys are numbered through all of them, and a row's weights are 0
-outside of its own. The other arguments are those of scaled_dot_product_attention.)";
+outside of its own. The other arguments are those of scaled_dot_product_attention, numbers of batch items being [batch] (packed:
+[sequences]) and segments [batch, L] and [batch, S]; is_causal goes with attn_mask here.)";
 
 }  // namespace
 
@@ -111,12 +132,18 @@ void register_attention_weights(nb::module_& module) {
   module.def("attention_weights", &weights_of,
              nb::sig("def attention_weights(query, key, attn_mask=None, is_causal=False, scale=None, *, heads=None, rows=None, "
                      "received=False, key_lengths=None, softcap=0.0, alibi_slopes=None, sink=None, relative_bias=None, "
-                     "cu_seqlens_q=None, cu_seqlens_k=None, score_mod=None)"),
+                     "cu_seqlens_q=None, cu_seqlens_k=None, score_mod=None, window_size=(-1, -1), sink_token_length=0, "
+                     "causal=None, offsets=None, query_lengths=None, prefix_lengths=None, query_segments=None, "
+                     "key_segments=None, block_mask=None, block_size=None)"),
              nb::arg("query").none(), nb::arg("key").none(), nb::arg("attn_mask") = nb::none(), nb::arg("is_causal") = false,
              nb::arg("scale") = nb::none(), nb::kw_only(), nb::arg("heads") = nb::none(), nb::arg("rows") = nb::none(),
              nb::arg("received") = false, nb::arg("key_lengths") = nb::none(), nb::arg("softcap") = 0.0,
              nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(), nb::arg("relative_bias") = nb::none(),
              nb::arg("cu_seqlens_q") = nb::none(), nb::arg("cu_seqlens_k") = nb::none(), nb::arg("score_mod") = nb::none(),
+             nb::arg("window_size") = std::pair<std::int64_t, std::int64_t>(-1, -1), nb::arg("sink_token_length") = 0,
+             nb::arg("causal") = nb::none(), nb::arg("offsets") = nb::none(), nb::arg("query_lengths") = nb::none(),
+             nb::arg("prefix_lengths") = nb::none(), nb::arg("query_segments") = nb::none(),
+             nb::arg("key_segments") = nb::none(), nb::arg("block_mask") = nb::none(), nb::arg("block_size") = nb::none(),
              documentation);
 }
 

@@ -101,18 +101,11 @@ nb::object run_flash(nb::handle q, const BorrowedArray& query, int batch_rank, A
                 "dropout_p: is " + std::to_string(given.dropout_p) + ", expected 0 (Polyhead runs inference only)");
   }
   const auto [left, right] = given.window_size;
-  if (left < -1 || right < -1) {
-    throw invalid("window_size: is (" + std::to_string(left) + ", " + std::to_string(right) +
-                  "), expected two numbers of keys, each 0 or more, or -1 for no limit");
-  }
-  if (given.sink_token_length < 0) {
-    throw invalid("sink_token_length: is " + std::to_string(given.sink_token_length) + ", expected 0 or more keys");
-  }
+  mask = mask & to_window(given.window_size, given.sink_token_length);
   AttentionOptions options;
   options.scale = given.softmax_scale;
   options.softcap = given.softcap;
   options.precision = to_precision(given.precision);
-  mask = mask & Mask::window(left, right, given.sink_token_length);
   std::optional<BorrowedArray> slopes;
   if (!given.alibi_slopes.is_none()) {
     slopes.emplace(given.alibi_slopes, "alibi_slopes");

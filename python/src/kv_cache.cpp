@@ -142,14 +142,8 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
 
   AttentionOptions options;
   options.mask.causality = is_causal ? Causal::bottom_right : Causal::none;
-  if (window) {
-    if (*window < 1) throw invalid("window: is " + std::to_string(*window) + ", expected 1 key or more, or None");
-    options.mask.window_left = *window - 1;
-  }
-  if (sink_token_length < 0) {
-    throw invalid("sink_token_length: is " + std::to_string(sink_token_length) + ", expected 0 or more keys");
-  }
-  options.mask.window_kept = sink_token_length;
+  if (window && *window < 1) throw invalid("window: is " + std::to_string(*window) + ", expected 1 key or more, or None");
+  options.mask = options.mask & to_window({window.value_or(0) - 1, -1}, sink_token_length);
   options.scale = scale;
   options.softcap = softcap;
   options.has_alibi = slopes.has_value();
