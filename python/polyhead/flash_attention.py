@@ -10,12 +10,12 @@ from ._polyhead import InvalidArgumentError, KvCache, UnsupportedError
 def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
                             cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
                             window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
-                            return_softmax_lse=False, *, out=None, precision="strict", sink_token_length=0):
+                            return_softmax_lse=False, *, out=None, precision="strict", sink_token_length=0, sink=None):
     if not isinstance(k_cache, KvCache):
         return _polyhead.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
             softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes, num_splits, return_softmax_lse,
-            out=out, precision=precision, sink_token_length=sink_token_length,
+            out=out, precision=precision, sink_token_length=sink_token_length, sink=sink,
         )
     # A KvCache knows its lengths, pages and rotation; what it would not take is refused by name.
     kept = "which a KvCache keeps by itself"
@@ -29,8 +29,6 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     ]:
         if given is not None:
             raise UnsupportedError(f"{name}: is given, expected None, {reason}")
-    if return_softmax_lse:
-        raise UnsupportedError("return_softmax_lse: is True, expected False over a KvCache")
     left, right = window_size
     if right not in ((-1, 0) if causal else (-1,)) or (left != -1 and not causal):
         raise UnsupportedError(
@@ -46,9 +44,16 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     query = heads_first(q)
     if k_cache.rotary is not None:
         query = k_cache.rotate_queries(query, sequences=cache_batch_idx)
+    offsets = None
+    if alibi_slopes is not None and not causal:  # slopes count from the last token either way
+        items = range(q.shape[0]) if cache_batch_idx is None else cache_batch_idx
+        offsets = [k_cache.length(int(item)) - q.shape[1] for item in items]
     result = k_cache.attention(
         query, sequences=cache_batch_idx, is_causal=causal, window=None if left == -1 else left + 1, scale=softmax_scale,
-        softcap=softcap, alibi_slopes=alibi_slopes, precision=precision, out=heads_first(out),
-        sink_token_length=sink_token_length,
+        softcap=softcap, alibi_slopes=alibi_slopes, sink=sink, precision=precision, out=heads_first(out),
+        sink_token_length=sink_token_length, return_lse=return_softmax_lse, offsets=offsets,
     )
-    return heads_first(result) if out is None else out
+    if return_softmax_lse:
+        result, lse = result
+    result = heads_first(result) if out is None else out
+    return (result, lse) if return_softmax_lse else result

@@ -47,6 +47,19 @@ std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* ar
   return result;
 }
 
+std::optional<BorrowedArray> borrow_head_numbers(nb::handle numbers, const char* argument, std::int64_t heads) {
+  if (numbers.is_none()) return std::nullopt;
+  std::optional<BorrowedArray> result(std::in_place, numbers, argument);
+  expect_attention_type(*result, argument);
+  const TensorView& view = result->view();
+  if (view.rank < 1 || view.shape[view.rank - 1] != heads) {
+    throw invalid(std::string(argument) + ": is " + describe_array(view) + ", expected float32[" + std::to_string(heads) +
+                  "], a number for each query head");
+  }
+  result->convert_to_f32();
+  return result;
+}
+
 void expect_both_or_neither(bool first, bool second, const char* names) {
   if (first != second) throw invalid(std::string(names) + ": one of them is given, expected both or neither");
 }

@@ -31,6 +31,10 @@ TensorView& place_of_mask(const BorrowedArray& attn_mask, Mask& mask, Inputs& in
 // Integers (int32 or int64), an array or a Python sequence. None: nothing. Errors: TypeError, naming the argument.
 std::optional<BorrowedArray> borrow_integers(nb::handle integers, const char* argument);
 
+// Numbers for the query heads, [..., heads]: f32, or f16 and bf16, which are converted. None: nothing. Errors: TypeError for
+// another element type; invalid_argument for another last dimension.
+std::optional<BorrowedArray> borrow_head_numbers(nb::handle numbers, const char* argument, std::int64_t heads);
+
 // Errors: invalid_argument when one of two arguments is given without the other; `names`: "this and that".
 void expect_both_or_neither(bool first, bool second, const char* names);
 

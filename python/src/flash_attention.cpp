@@ -121,6 +121,11 @@ nb::object run_flash(nb::handle q, const BorrowedArray& query, int batch_rank, A
     options.has_alibi = true;
     inputs.alibi_slopes = slopes->view();
   }
+  const std::optional<BorrowedArray> sinks = borrow_head_numbers(given.sink, "sink", inputs.query.shape[1]);
+  if (sinks) {
+    options.has_sink = true;
+    inputs.sink = sinks->view();
+  }
   if (given.causal) {
     mask = mask & Mask::causal(Causal::bottom_right);
   } else if (left != -1 || right != -1 || slopes) {
@@ -183,7 +188,7 @@ void expect_heads(const BorrowedArray& query, const BorrowedArray& key, const Bo
 nb::object flash_attn_func(nb::handle q, nb::handle k, nb::handle v, double dropout_p, std::optional<double> softmax_scale,
                            bool causal, std::pair<std::int64_t, std::int64_t> window_size, double softcap,
                            nb::handle alibi_slopes, bool, bool return_attn_probs, nb::handle out, nb::handle precision,
-                           std::int64_t sink_token_length) {
+                           std::int64_t sink_token_length, nb::handle sink) {
   const BorrowedArray query = borrow_flash_operand(q, "q", 1), key = borrow_flash_operand(k, "k", 1),
                       value = borrow_flash_operand(v, "v", 1);
   expect_heads(query, key, value, 1);
@@ -194,8 +199,8 @@ nb::object flash_attn_func(nb::handle q, nb::handle k, nb::handle v, double drop
   const std::vector<std::int64_t> diagonals(static_cast<std::size_t>(inputs.query.shape[0]),
                                             inputs.key.shape[2] - inputs.query.shape[2]);
   return run_flash(q, query, 1, inputs, Mask::none(),
-                   {dropout_p, softmax_scale, causal, window_size, sink_token_length, softcap, alibi_slopes, return_attn_probs,
-                    out, precision},
+                   {dropout_p, softmax_scale, causal, window_size, sink_token_length, softcap, alibi_slopes, sink,
+                    return_attn_probs, out, precision},
                    diagonals);
 }
 
@@ -204,7 +209,8 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
                                   std::optional<double> softmax_scale, bool causal,
                                   std::pair<std::int64_t, std::int64_t> window_size, double softcap, nb::handle alibi_slopes,
                                   bool, bool return_attn_probs, nb::handle block_table, nb::handle seqused_q,
-                                  nb::handle seqused_k, nb::handle out, nb::handle precision, std::int64_t sink_token_length) {
+                                  nb::handle seqused_k, nb::handle out, nb::handle precision, std::int64_t sink_token_length,
+                                  nb::handle sink) {
   if (!block_table.is_none()) {
     throw Error(ErrorCode::unsupported, "block_table: is given, expected None (keys and values lie in k and v themselves)");
   }
@@ -256,8 +262,8 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
   std::vector<std::int64_t> diagonals(count);
   for (std::size_t i = 0; i < count; ++i) diagonals[i] = key_lengths[i] - query_lengths[i];
   return run_flash(q, query, 0, inputs, mask,
-                   {dropout_p, softmax_scale, causal, window_size, sink_token_length, softcap, alibi_slopes, return_attn_probs,
-                    out, precision},
+                   {dropout_p, softmax_scale, causal, window_size, sink_token_length, softcap, alibi_slopes, sink,
+                    return_attn_probs, out, precision},
                    diagonals);
 }
 
@@ -270,8 +276,9 @@ Returns out [batch, length, heads, v's dim] of q's data type, and with return_at
 [batch, heads, length], None).
 causal is bottom-right: the last query sees the last key. window_size (left, right) is inclusive, -1 is no limit, and counts from
 the same diagonal, as alibi_slopes (float32 [heads] or [batch, heads]) does. sink_token_length: so many first keys of each batch
-item are seen whatever the window's left side says. A query that sees no key gives zeros. deterministic changes nothing: results
-always are. dropout_p: 0, nothing else. out: written to and returned. precision: "strict" or "fast".)";
+item are seen whatever the window's left side says. sink: float32, float16 or bfloat16 [heads]; exp(sink[h]) is added to the
+softmax's denominator, softmax_lse included, as of a key whose value is 0. A query that sees no key gives zeros. deterministic
+changes nothing: results always are. dropout_p: 0, nothing else. out: written to and returned. precision: "strict" or "fast".)";
 
 constexpr const char* varlen_documentation =
     R"(Attention over sequences of different lengths that lie one after another, by the argument names and conventions of
@@ -289,19 +296,19 @@ void register_flash_attention(nb::module_& module) {
   module.def("flash_attn_func", &flash_attn_func,
              nb::sig("def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), "
                      "softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False, *, out=None, "
-                     "precision='strict', sink_token_length=0)"),
+                     "precision='strict', sink_token_length=0, sink=None)"),
              nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("dropout_p") = 0.0,
              nb::arg("softmax_scale") = nb::none(), nb::arg("causal") = false,
              nb::arg("window_size") = std::pair<std::int64_t, std::int64_t>(-1, -1), nb::arg("softcap") = 0.0,
              nb::arg("alibi_slopes") = nb::none(), nb::arg("deterministic") = false, nb::arg("return_attn_probs") = false,
              nb::kw_only(), nb::arg("out") = nb::none(), nb::arg("precision").none() = "strict",
-             nb::arg("sink_token_length") = 0, documentation);
+             nb::arg("sink_token_length") = 0, nb::arg("sink") = nb::none(), documentation);
   module.def(
       "flash_attn_varlen_func", &flash_attn_varlen_func,
       nb::sig("def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, "
               "softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, "
               "return_attn_probs=False, block_table=None, *, seqused_q=None, seqused_k=None, out=None, precision='strict', "
-              "sink_token_length=0)"),
+              "sink_token_length=0, sink=None)"),
       nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("cu_seqlens_q").none(),
       nb::arg("cu_seqlens_k").none(), nb::arg("max_seqlen_q"), nb::arg("max_seqlen_k"), nb::arg("dropout_p") = 0.0,
       nb::arg("softmax_scale") = nb::none(), nb::arg("causal") = false,
@@ -309,7 +316,7 @@ void register_flash_attention(nb::module_& module) {
       nb::arg("alibi_slopes") = nb::none(), nb::arg("deterministic") = false, nb::arg("return_attn_probs") = false,
       nb::arg("block_table") = nb::none(), nb::kw_only(), nb::arg("seqused_q") = nb::none(), nb::arg("seqused_k") = nb::none(),
       nb::arg("out") = nb::none(), nb::arg("precision").none() = "strict", nb::arg("sink_token_length") = 0,
-      varlen_documentation);
+      nb::arg("sink") = nb::none(), varlen_documentation);
 }
 
 }  // namespace polyhead::python

@@ -22,6 +22,7 @@ struct FlashOptions {
   std::int64_t sink_token_length;
   double softcap;
   nb::handle alibi_slopes;
+  nb::handle sink;
   bool return_attn_probs;
   nb::handle out;
   nb::handle precision;

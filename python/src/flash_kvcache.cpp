@@ -141,7 +141,7 @@ nb::object flash_attn_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle 
                                    std::optional<double> softmax_scale, bool causal,
                                    std::pair<std::int64_t, std::int64_t> window_size, double softcap, bool rotary_interleaved,
                                    nb::handle alibi_slopes, std::int64_t, bool return_softmax_lse, nb::handle out,
-                                   nb::handle precision, std::int64_t sink_token_length) {
+                                   nb::handle precision, std::int64_t sink_token_length, nb::handle sink) {
   if (!cache_leftpad.is_none()) unsupported("cache_leftpad: is given, expected None (caches begin with their first key)");
   const bool appends = !k.is_none();
   if (appends != !v.is_none()) throw invalid("k and v: one of them is given, expected both or neither");
@@ -288,10 +288,10 @@ nb::object flash_attn_with_kvcache(nb::handle q, nb::handle k_cache, nb::handle 
   inputs.key_lengths = view_of(lengths);
   std::vector<std::int64_t> diagonals(lengths);
   for (std::int64_t& diagonal : diagonals) diagonal -= rows;
-  nb::object result = run_flash(
-      q, query, 1, inputs, Mask::key_lengths(),
-      {0.0, softmax_scale, causal, window_size, sink_token_length, softcap, alibi_slopes, return_softmax_lse, out, precision},
-      diagonals);
+  nb::object result = run_flash(q, query, 1, inputs, Mask::key_lengths(),
+                                {0.0, softmax_scale, causal, window_size, sink_token_length, softcap, alibi_slopes, sink,
+                                 return_softmax_lse, out, precision},
+                                diagonals);
   if (!return_softmax_lse) return result;
   return nb::make_tuple(result[0], result[1]);
 }
@@ -321,7 +321,7 @@ void register_flash_kvcache(nb::module_& module) {
           "def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, "
           "cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, "
           "window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, "
-          "return_softmax_lse=False, *, out=None, precision='strict', sink_token_length=0)"),
+          "return_softmax_lse=False, *, out=None, precision='strict', sink_token_length=0, sink=None)"),
       nb::arg("q").none(), nb::arg("k_cache").none(), nb::arg("v_cache").none(), nb::arg("k") = nb::none(),
       nb::arg("v") = nb::none(), nb::arg("rotary_cos") = nb::none(), nb::arg("rotary_sin") = nb::none(),
       nb::arg("cache_seqlens") = nb::none(), nb::arg("cache_batch_idx") = nb::none(), nb::arg("cache_leftpad") = nb::none(),
@@ -329,7 +329,7 @@ void register_flash_kvcache(nb::module_& module) {
       nb::arg("window_size") = std::pair<std::int64_t, std::int64_t>(-1, -1), nb::arg("softcap") = 0.0,
       nb::arg("rotary_interleaved") = true, nb::arg("alibi_slopes") = nb::none(), nb::arg("num_splits") = 0,
       nb::arg("return_softmax_lse") = false, nb::kw_only(), nb::arg("out") = nb::none(), nb::arg("precision").none() = "strict",
-      nb::arg("sink_token_length") = 0, documentation);
+      nb::arg("sink_token_length") = 0, nb::arg("sink") = nb::none(), documentation);
 }
 
 }  // namespace polyhead::python

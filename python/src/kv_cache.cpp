@@ -130,9 +130,10 @@ nb::object output(nb::handle given, nb::handle query_array, const BorrowedArray&
 nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb::handle attn_mask, bool is_causal,
                   std::optional<std::int64_t> window, std::optional<double> scale, double softcap, nb::handle alibi_slopes,
                   nb::handle sink, nb::handle precision, nb::handle out, nb::handle relative_bias, nb::handle score_mod,
-                  std::int64_t sink_token_length) {
+                  std::int64_t sink_token_length, bool return_lse, nb::handle offsets) {
   const BorrowedArray queries = borrow_rows(query, "query");
-  const std::optional<BorrowedArray> which = borrow_integers(sequences, "sequences"), mask = borrow_mask(attn_mask);
+  const std::optional<BorrowedArray> which = borrow_integers(sequences, "sequences"), mask = borrow_mask(attn_mask),
+                                     diagonals = borrow_integers(offsets, "offsets");
   std::optional<BorrowedArray> slopes, sinks;
   if (!alibi_slopes.is_none()) expect_f32(slopes.emplace(alibi_slopes, "alibi_slopes"), "alibi_slopes");
   if (!sink.is_none()) expect_f32(sinks.emplace(sink, "sink"), "sink");
@@ -142,6 +143,8 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
 
   AttentionOptions options;
   options.mask.causality = is_causal ? Causal::bottom_right : Causal::none;
+  options.mask.has_offsets = diagonals.has_value();
+  if (is_causal && diagonals) throw invalid("offsets: is given together with is_causal=True, expected it with is_causal=False");
   if (window && *window < 1) throw invalid("window: is " + std::to_string(*window) + ", expected 1 key or more, or None");
   options.mask = options.mask & to_window({window.value_or(0) - 1, -1}, sink_token_length);
   options.scale = scale;
@@ -154,10 +157,17 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
   inputs.query = queries.view();
   inputs.out = target.view();
   inputs.sequences = view_of(which);
+  inputs.offsets = view_of(diagonals);
   inputs.alibi_slopes = view_of(slopes);
   inputs.sink = view_of(sinks);
   inputs.relative_bias_table = view_of(table);
   if (mask) place_of_mask(*mask, options.mask, inputs) = mask->view();
+  nb::object lse_result;
+  std::optional<BorrowedArray> lse;
+  if (return_lse) {
+    lse_result = new_f32_array(queries, 3, queries.view().shape.data());
+    inputs.lse = lse.emplace(lse_result, "lse", Access::write).view();
+  }
   BorrowedScoreMod mod(score_mod);
   options.score_mod = mod.view();
   const Runtime runtime = default_runtime();
@@ -170,6 +180,7 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
     mod.raise();
     throw;
   }
+  if (return_lse) return nb::make_tuple(result, lse_result);
   return result;
 }
 
@@ -218,6 +229,15 @@ std::unique_ptr<Cache> load(nb::handle path) {
   return std::make_unique<Cache>(KvCache::load(file));
 }
 
+constexpr const char* attention_documentation =
+    R"(query: float32, float16 or bfloat16 [batch, heads, T, head_dim], whatever the cache stores, for the last T tokens when is_causal
+is set (its diagonal ends at the sequence's last token). window: how many keys a query may see, its own included;
+sink_token_length: so many first keys beside them (not over a ring). offsets: int32 or int64 [batch], where the first query stands
+for window, alibi_slopes and relative_bias without is_causal (None: at the first token). attn_mask broadcasts to
+[batch, heads, T, S], S being the longest sequence.
+Returns [batch, heads, T, value_dim] of query's type, or out, which may be of another one of these; with return_lse that and lse,
+float32 [batch, heads, T], the natural log of each softmax's denominator.)";
+
 }  // namespace
 
 void register_kv_cache(nb::module_& module) {
@@ -253,12 +273,7 @@ void register_kv_cache(nb::module_& module) {
            nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sink") = nb::none(), nb::arg("precision") = "strict", nb::arg("out") = nb::none(),
            nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(), nb::arg("sink_token_length") = 0,
-           "query: float32, float16 or bfloat16 [batch, heads, T, head_dim], whatever the cache stores, for the last T tokens\n"
-           "when is_causal is set (its diagonal ends at the sequence's last token). window: how many keys a query may see, its "
-           "own\n"
-           "included; sink_token_length: so many first keys beside them (not over a ring). attn_mask broadcasts to\n"
-           "[batch, heads, T, S], S being the longest sequence. Returns [batch, heads, T, value_dim] of query's type, or out,\n"
-           "which may be of another one of these.")
+           nb::arg("return_lse") = false, nb::arg("offsets") = nb::none(), attention_documentation)
       .def("rotate_queries", &rotate_queries, nb::arg("query"), nb::kw_only(), nb::arg("sequences") = nb::none(),
            nb::arg("positions") = nb::none(), nb::arg("out") = nb::none(),
            "The rotation of keys for queries [batch, heads, T, head_dim], at positions[b] + t; None: at the last T tokens.\n"

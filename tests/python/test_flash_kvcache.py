@@ -33,6 +33,8 @@ OPTIONS = [
     {"causal": True, "window": (9, 0), "kept": 4},
     {"softcap": 2.0, "slopes": SLOPES},
     {"causal": True, "slopes": SLOPES},
+    {"sink": np.float32([0.5, -1, 2, -np.inf])},
+    {"causal": True, "window": (9, 0), "kept": 4, "sink": np.float32([3, 0, -2, 0.25])},
 ]
 
 
@@ -147,13 +149,32 @@ def test_over_a_kv_cache(generator, rotary):
         assert out.shape == q.shape
         np.testing.assert_array_equal(out, expected.swapaxes(1, 2))
     assert cache.rotary == rotary
-    for changes in [{"cache_seqlens": 3}, {"block_table": [[0]]}, {"rotary_cos": np.zeros((9, 8), np.float32)}, {"return_softmax_lse": True}]:
+    for changes in [{"cache_seqlens": 3}, {"block_table": [[0]]}, {"rotary_cos": np.zeros((9, 8), np.float32)}]:
         with pytest.raises(polyhead.UnsupportedError, match=next(iter(changes))):
             attend(q, cache, None, **changes)
     with pytest.raises(polyhead.UnsupportedError, match="v_cache"):
         attend(q, cache, cache)
     with pytest.raises(polyhead.UnsupportedError, match="window_size"):
         attend(q, cache, None, window_size=(3, 0))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_lse_and_sinks_over_a_kv_cache(generator, options, rows):
+    if "window" in options and not options.get("causal"):
+        options = {**options, "window": (-1, -1)}  # over a KvCache windows go with causal
+    cache = polyhead.KvCache("paged", sequences=3, kv_heads=2, head_dim=16, value_dim=12, page_tokens=8)
+    q, k, v = draw(generator, 2, rows, 4, 16), draw(generator, 2, 30, 2, 16), draw(generator, 2, 30, 2, 12)
+    out, lse = attend(q, cache, None, k, v, cache_batch_idx=[2, 0], return_softmax_lse=True, **named(options))
+    assert out.shape == (2, rows, 4, 12) and lse.shape == (2, 4, rows) and lse.dtype == np.float32
+    for b in range(2):
+        expected, expected_lse = flash(q[b], k[b], v[b], **options)
+        reference.assert_close(out[b], expected, reference.tolerance(q, k, v))
+        np.testing.assert_allclose(lse[b], expected_lse, atol=1e-5)
+    given = np.full_like(out, np.nan)
+    again = attend(q, cache, None, cache_batch_idx=[2, 0], return_softmax_lse=True, out=given, **named(options))
+    assert again[0] is given and given.tobytes() == out.tobytes() and again[1].tobytes() == lse.tobytes()
+    assert attend(q, cache, None, cache_batch_idx=[2, 0], **named(options)).tobytes() == out.tobytes()
 
 
 def test_names_what_is_wrong(generator):
@@ -181,6 +202,7 @@ def test_names_what_is_wrong(generator):
         ({"rotary_cos": cos, "rotary_sin": cos[:, :3], "k": k, "v": v, "cache_seqlens": 1}, "rotary_sin: is float32"),
         ({"rotary_cos": cos[:5], "rotary_sin": cos[:5], "k": k, "v": v, "cache_seqlens": [1, 5]}, "rotary_cos: has 5 positions, expected 6 or more for batch item 1"),
         ({"window_size": (-2, 0)}, r"window_size: is \(-2, 0\)"),
+        ({"sink": np.zeros((2, 3), np.float32)}, r"sink: is float32\[2, 3\], expected float32\[4\]"),
     ]:
         with pytest.raises(ValueError, match=message):
             call(**changes)

@@ -6,6 +6,7 @@ import numpy as np
 import polyhead
 import pytest
 import reference
+from test_sequences import flash
 
 KINDS = {
     "contiguous": {"kind": "contiguous", "capacity": 64},
@@ -49,6 +50,14 @@ def test_masks_and_score_changes(generator):
     reference.assert_close(
         cache.attention(query, window=6, sink_token_length=4), reference.attention(query, key, value, kept[None, None]), limit
     )
+    distance = np.arange(30)[None, :] - (np.arange(5)[:, None] + 12)
+    slopes = np.float32([0.25, -0.125])
+    bias = np.where(distance > -6, -slopes[:, None, None].astype(np.float64) * np.abs(distance), -np.inf)
+    reference.assert_close(
+        cache.attention(query, is_causal=False, window=6, alibi_slopes=slopes, offsets=[12]),
+        reference.attention(query, key, value, bias),
+        limit,
+    )
     mask = generator.random((1, 2, 5, 30)) < 0.5
     reference.assert_close(
         cache.attention(query, attn_mask=mask, is_causal=False), reference.attention(query, key, value, mask), limit
@@ -59,6 +68,25 @@ def test_masks_and_score_changes(generator):
         reference.attention(query, key, value, bias, softcap=2.0, sink=np.float32([0.5, -1])),
         limit,
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("sink", [None, np.float32([0.5, -1])])
+def test_lse(generator, kind, rows, sink):
+    cache = polyhead.KvCache(**KINDS[kind], sequences=3, kv_heads=1, head_dim=16)
+    key, value, query = draw(generator, 3, 1, 40, 16), draw(generator, 3, 1, 40, 16), draw(generator, 3, 2, rows, 16)
+    lengths = np.int32([40, 9, 0])
+    cache.append(key, value, lengths=lengths)
+    out, lse = cache.attention(query, sink=sink, return_lse=True)
+    assert lse.shape == (3, 2, rows) and lse.dtype == np.float32
+    assert out.tobytes() == cache.attention(query, sink=sink).tobytes()
+    for b, length in enumerate(lengths):
+        parts = (array.swapaxes(0, 1) for array in (query[b], key[b, :, :length], value[b, :, :length]))
+        expected, expected_lse = flash(*parts, causal=True, sink=sink)
+        reference.assert_close(out[b], expected.swapaxes(0, 1), reference.tolerance(query, key, value))
+        np.testing.assert_allclose(lse[b], expected_lse, atol=1e-5)
+    assert cache.attention(query.astype(np.float16), return_lse=True)[1].dtype == np.float32
 
 
 @pytest.mark.parametrize("style", ["interleaved", "half_split"])
@@ -141,6 +169,10 @@ def test_errors_name_the_argument(generator):
         cache.attention(rows, window=0)
     with pytest.raises(ValueError, match="sink_token_length: is -1"):
         cache.attention(rows, window=3, sink_token_length=-1)
+    with pytest.raises(ValueError, match="offsets: is given together with is_causal=True"):
+        cache.attention(rows, offsets=[0])
+    with pytest.raises(ValueError, match=r"offsets is i64\[2\], expected i32 or i64 \[1\]"):
+        cache.attention(rows, is_causal=False, offsets=[0, 1])
     with pytest.raises(ValueError, match="without rotary"):
         cache.rotate_queries(rows)
     with pytest.raises(ValueError, match="length: is -1"):

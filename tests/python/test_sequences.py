@@ -13,7 +13,7 @@ def make(generator, batch=(2,), heads=4, kv_heads=2, rows=5, columns=7, dim=16, 
     return draw(*batch, heads, rows, dim), draw(*batch, kv_heads, columns, dim), draw(*batch, kv_heads, columns, value_dim)
 
 
-def flash(q, k, v, causal=False, window=(-1, -1), softcap=0.0, slopes=None, kept=0):
+def flash(q, k, v, causal=False, window=(-1, -1), softcap=0.0, slopes=None, kept=0, sink=None):
     """One sequence by flash-attn's conventions in float64: [length, heads, dim] in and out, and lse [heads, length]."""
     q, k, v = (np.asarray(x, np.float64).swapaxes(0, 1) for x in (q, k, v))
     k, v = (np.repeat(x, q.shape[0] // x.shape[0], axis=0) for x in (k, v))
@@ -32,6 +32,8 @@ def flash(q, k, v, causal=False, window=(-1, -1), softcap=0.0, slopes=None, kept
         seen &= distance <= window[1]
     weights = np.where(seen, np.exp(scores), 0)
     total = weights.sum(-1, keepdims=True)
+    if sink is not None:
+        total = total + np.exp(np.asarray(sink, np.float64))[:, None, None]
     with np.errstate(divide="ignore"):
         lse = np.log(total[..., 0])
     return (weights / np.where(total > 0, total, 1) @ v).swapaxes(0, 1), lse
@@ -109,12 +111,14 @@ FLASH = [
     {"causal": True, "window": (3, 0), "kept": 2},
     {"softcap": 2.0, "slopes": [0.5, 0.25, 0.125, 0.0625]},
     {"causal": True, "slopes": [0.5, 0.25, 0.125, 0.0625]},
+    {"sink": [0.5, -1, 2, -np.inf]},
+    {"causal": True, "window": (3, 0), "kept": 2, "softcap": 2.0, "sink": [3, 0, -2, 0.25]},
 ]
 
 
 def options_of(flash_options):
     names = {"window": "window_size", "slopes": "alibi_slopes", "kept": "sink_token_length"}
-    values = {name: np.float32(value) if name == "slopes" else value for name, value in flash_options.items()}
+    values = {name: np.float32(value) if name in ("slopes", "sink") else value for name, value in flash_options.items()}
     return {names.get(name, name): value for name, value in values.items()}
 
 
@@ -186,6 +190,8 @@ def test_flash_attn_names_what_is_wrong(generator):
         ({"v": q[:4]}, "v: the length is 4, expected 5"),
         ({"window_size": (-2, 0)}, r"window_size: is \(-2, 0\)"),
         ({"sink_token_length": -1}, "sink_token_length: is -1"),
+        ({"sink": np.zeros(3, np.float16)}, r"sink: is float16\[3\], expected float32\[4\], a number for each query head"),
+        ({"sink": np.float32([0, np.inf, 0, 0])}, r"sink\[1\] is inf, expected a finite number, or -inf"),
         ({"alibi_slopes": np.zeros((3, 4), np.float32)}, r"alibi_slopes: is float32\[3, 4\], expected float32\[4\] or float32\[2, 4\]"),
         ({"seqused_k": [2, 4]}, r"seqused_k\[1\]: is 4, expected 0 to 3"),
         ({"out": np.zeros((5, 4, 9), np.float32)}, r"out: is float32\[5, 4, 9\], expected float32\[5, 4, 8\]"),
@@ -196,6 +202,8 @@ def test_flash_attn_names_what_is_wrong(generator):
         call(dropout_p=0.1)
     with pytest.raises(polyhead.UnsupportedError, match="block_table"):
         call(block_table=np.zeros((2, 1), np.int32))
+    with pytest.raises(TypeError, match="sink: data type is float64, expected float32, float16 or bfloat16"):
+        call(sink=np.zeros(4))
     with pytest.raises(TypeError, match="cu_seqlens_q: data type is float32"):
         call(cu_seqlens_q=np.float32([0, 2, 5]))
 
