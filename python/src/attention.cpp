@@ -86,15 +86,6 @@ TensorView segments_view(const TensorView& segments, std::int64_t length, const 
   return result;
 }
 
-// One number for each query head; of no batch item's own.
-TensorView heads_view(const AttentionGeometry& geometry, const BorrowedArray& array, const char* argument) {
-  expect_f32(array, argument);
-  const TensorView& view = array.view();
-  if (view.rank == 1 && view.shape[0] == geometry.heads) return view;
-  throw invalid(std::string(argument) + ": is " + describe_array(view) + ", expected float32[" +
-                std::to_string(geometry.heads) + "], a number for each query head");
-}
-
 void expect_shape(const TensorView& out, const AttentionGeometry& geometry) {
   const TensorView::Dims expected = geometry.output_shape();
   bool equal = out.rank == geometry.output_rank;
@@ -138,9 +129,8 @@ nb::object scaled_dot_product_attention(
   AttentionOptions options;
   options.mask = to_causal(is_causal, causal, diagonals.has_value()) & to_window(window_size, sink_token_length);
   const std::optional<BorrowedArray> blocks = borrow_blocks(block_mask, block_size, options.mask);
-  std::optional<BorrowedArray> slopes, sinks;
-  if (!alibi_slopes.is_none()) slopes.emplace(alibi_slopes, "alibi_slopes");
-  if (!sink.is_none()) sinks.emplace(sink, "sink");
+  const std::optional<BorrowedArray> slopes = borrow_head_numbers(alibi_slopes, "alibi_slopes", geometry.heads),
+                                     sinks = borrow_head_numbers(sink, "sink", geometry.heads);
 
   nb::object result = nb::borrow(out_array);
   if (out_array.is_none()) {
@@ -162,7 +152,7 @@ nb::object scaled_dot_product_attention(
   inputs.key = inner_view(key.view(), geometry.kv_heads);
   inputs.value = inner_view(value.view(), geometry.kv_heads);
   inputs.out = inner_view(out.view(), geometry.heads);
-  if (sinks) inputs.sink = heads_view(geometry, *sinks, "sink");
+  if (sinks) inputs.sink = sinks->view();
   if (table) inputs.relative_bias_table = table->view();
   BorrowedScoreMod mod(score_mod);
   options.score_mod = mod.view();
@@ -173,13 +163,12 @@ nb::object scaled_dot_product_attention(
   walk.add(&inputs.out, geometry.batch_strides(out.view(), 3, "out"));
   if (slopes) {
     const TensorView& view = slopes->view();
-    if (view.rank >= 2 && view.shape[view.rank - 1] == geometry.heads) {
-      expect_f32(*slopes, "alibi_slopes");
+    if (view.rank >= 2) {
       inputs.alibi_slopes = TensorView(view.data, DType::f32, {1, geometry.heads});
       inputs.alibi_slopes.strides[1] = view.strides[view.rank - 1];
       walk.add(&inputs.alibi_slopes, geometry.batch_strides(view, 1, "alibi_slopes"));
     } else {
-      inputs.alibi_slopes = heads_view(geometry, *slopes, "alibi_slopes");
+      inputs.alibi_slopes = view;
     }
   }
   TensorView* given_mask = nullptr;
@@ -262,7 +251,8 @@ constexpr const char* documentation =
 query: [..., heads, L, D]; key: [..., heads, S, D]; value: [..., heads, S, E]. NumPy arrays or PyTorch tensors on the CPU, all
 float32, all float16 or all bfloat16 (NumPy: ml_dtypes.bfloat16), with any strides and any number (0 included) of leading
 dimensions, which broadcast. They are read in place; scores, softmax and sums are float32 whatever they are.
-attn_mask: broadcastable to [..., heads, L, S]; bool (True = attend) or floating point (added to the scores).
+attn_mask: broadcastable to [..., heads, L, S]; bool (True = attend) or floating point (added to the scores). Where it is float32
+it is read in place; of float64, float16 and bfloat16 a float32 copy of the whole is made in each call, but for broadcast dimensions.
 dropout_p: 0, nothing else. is_causal: query t sees keys s <= t; excludes attn_mask. scale: 1 / sqrt(D) unless given.
 enable_gqa: key and value may have fewer heads, a divisor of query's; otherwise as many, or 1.
 
@@ -281,9 +271,10 @@ each other. block_mask: bool or uint8, broadcastable to [..., heads, ceil(L / qu
 keys): False hides a whole block.
 
 softcap: scaled scores become softcap * tanh(score / softcap), before anything is added to or hides them; 0: they stay.
-alibi_slopes: float32 [heads] or [..., heads]; alibi_slopes[h] * |t + o - s| is taken off the score of query t and key s, o as
+alibi_slopes: [heads] or [..., heads]; alibi_slopes[h] * |t + o - s| is taken off the score of query t and key s, o as
 above.
-sink: float32 [heads]; exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0. -inf: none.
+sink: [heads]; exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0. -inf: none.
+Both may be float32, float16 or bfloat16, as relative_bias's table may.
 relative_bias: polyhead.T5Bias or polyhead.SwinBias, a bias by relative position out of a table, instead of a floating-point
 attn_mask.
 out: [..., heads, L, E] of query's data type, written to and returned; must not overlap an input. Without it a new array is made, a

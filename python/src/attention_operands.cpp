@@ -128,10 +128,11 @@ std::optional<BorrowedArray> borrow_relative_bias(nb::handle relative_bias, Rela
                      ", expected polyhead.T5Bias, polyhead.SwinBias or None");
   }
   std::optional<BorrowedArray> table(std::in_place, relative_bias.attr("table"), "relative_bias.table");
-  expect_f32(*table, "relative_bias.table");
+  expect_attention_type(*table, "relative_bias.table");
   if (table->view().rank != 2) {
     throw invalid("relative_bias.table: is " + describe_array(table->view()) + ", expected float32[rows, heads]");
   }
+  table->convert_to_f32();
   try {
     if (is_t5) {
       bias = RelativeBias::t5(table->view().shape[0], nb::cast<std::int64_t>(relative_bias.attr("max_distance")),

@@ -27,14 +27,6 @@ BorrowedArray borrow_operand(nb::handle array, const char* argument) {
   throw invalid(std::string(argument) + ": is " + describe_array(operand.view()) + ", expected [batch, heads, length, dim]");
 }
 
-// One number for each query head.
-std::optional<BorrowedArray> borrow_heads(nb::handle array, const char* argument) {
-  if (array.is_none()) return std::nullopt;
-  std::optional<BorrowedArray> numbers(std::in_place, array, argument);
-  expect_f32(*numbers, argument);
-  return numbers;
-}
-
 TensorView view_of(const std::optional<BorrowedArray>& array) {
   return array ? array->view() : TensorView();
 }
@@ -58,7 +50,8 @@ nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle a
                                      prefixes = borrow_integers(prefix_lengths, "prefix_lengths"),
                                      query_ids = borrow_integers(query_segments, "query_segments"),
                                      key_ids = borrow_integers(key_segments, "key_segments"),
-                                     slopes = borrow_heads(alibi_slopes, "alibi_slopes"), sinks = borrow_heads(sink, "sink");
+                                     slopes = borrow_head_numbers(alibi_slopes, "alibi_slopes", query.view().shape[1]),
+                                     sinks = borrow_head_numbers(sink, "sink", query.view().shape[1]);
   AttentionOptions options;
   options.scale = scale;
   options.softcap = softcap;

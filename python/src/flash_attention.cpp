@@ -106,14 +106,11 @@ nb::object run_flash(nb::handle q, const BorrowedArray& query, int batch_rank, A
   options.scale = given.softmax_scale;
   options.softcap = given.softcap;
   options.precision = to_precision(given.precision);
-  std::optional<BorrowedArray> slopes;
-  if (!given.alibi_slopes.is_none()) {
-    slopes.emplace(given.alibi_slopes, "alibi_slopes");
-    expect_f32(*slopes, "alibi_slopes");
+  const std::optional<BorrowedArray> slopes = borrow_head_numbers(given.alibi_slopes, "alibi_slopes", inputs.query.shape[1]);
+  if (slopes) {
     const TensorView& view = slopes->view();
     const std::int64_t batch = mask.is_packed ? static_cast<std::int64_t>(diagonals.size()) : inputs.query.shape[0];
-    if (view.rank < 1 || view.rank > 2 || view.shape[view.rank - 1] != inputs.query.shape[1] ||
-        (view.rank == 2 && view.shape[0] != batch)) {
+    if (view.rank > 2 || (view.rank == 2 && view.shape[0] != batch)) {
       const std::string heads = std::to_string(inputs.query.shape[1]);
       throw invalid("alibi_slopes: is " + describe_array(view) + ", expected float32[" + heads + "] or float32[" +
                     std::to_string(batch) + ", " + heads + "], a number for each query head");
@@ -275,8 +272,8 @@ kv heads a divisor of heads. NumPy arrays or PyTorch tensors of any strides, rea
 Returns out [batch, length, heads, v's dim] of q's data type, and with return_attn_probs=True (out, float32 softmax_lse
 [batch, heads, length], None).
 causal is bottom-right: the last query sees the last key. window_size (left, right) is inclusive, -1 is no limit, and counts from
-the same diagonal, as alibi_slopes (float32 [heads] or [batch, heads]) does. sink_token_length: so many first keys of each batch
-item are seen whatever the window's left side says. sink: float32, float16 or bfloat16 [heads]; exp(sink[h]) is added to the
+the same diagonal, as alibi_slopes ([heads] or [batch, heads], float32, float16 or bfloat16) does. sink_token_length: so many first keys of each batch
+item are seen whatever the window's left side says. sink: [heads] of these types; exp(sink[h]) is added to the
 softmax's denominator, softmax_lse included, as of a key whose value is 0. A query that sees no key gives zeros. deterministic
 changes nothing: results always are. dropout_p: 0, nothing else. out: written to and returned. precision: "strict" or "fast".)";
 

@@ -134,9 +134,9 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
   const BorrowedArray queries = borrow_rows(query, "query");
   const std::optional<BorrowedArray> which = borrow_integers(sequences, "sequences"), mask = borrow_mask(attn_mask),
                                      diagonals = borrow_integers(offsets, "offsets");
-  std::optional<BorrowedArray> slopes, sinks;
-  if (!alibi_slopes.is_none()) expect_f32(slopes.emplace(alibi_slopes, "alibi_slopes"), "alibi_slopes");
-  if (!sink.is_none()) expect_f32(sinks.emplace(sink, "sink"), "sink");
+  const std::int64_t heads = queries.view().shape[1];
+  const std::optional<BorrowedArray> slopes = borrow_head_numbers(alibi_slopes, "alibi_slopes", heads),
+                                     sinks = borrow_head_numbers(sink, "sink", heads);
   const nb::object result = output(out, query, queries, cache.spec().value_dim);
   const BorrowedArray target(result, "out", Access::write);
   expect_attention_type(target, "out");

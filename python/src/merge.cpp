@@ -55,11 +55,8 @@ nb::object merge_parts(nb::handle out1, nb::handle lse1, nb::handle out2, nb::ha
   expect_like(second.view(), "out2", model, model.rank);
   expect_like(first_lse.view(), "lse1", model, model.rank - 1);
   expect_like(second_lse.view(), "lse2", model, model.rank - 1);
-  std::optional<BorrowedArray> sinks;
-  if (!sink.is_none()) {
-    sinks.emplace(sink, "sink");
-    expect_f32(*sinks, "sink");
-  }
+  const std::int64_t heads = model.rank >= 3 ? model.shape[model.rank - 3] : 1;
+  const std::optional<BorrowedArray> sinks = borrow_head_numbers(sink, "sink", heads);
   nb::object out_result = out.is_none() ? new_f32_array(first, model.rank, model.shape.data()) : nb::borrow(out);
   nb::object lse_result = lse.is_none() ? new_f32_array(first, model.rank - 1, model.shape.data()) : nb::borrow(lse);
   const BorrowedArray out_array(out_result, "out", Access::write), lse_array(lse_result, "lse", Access::write);
@@ -98,7 +95,7 @@ constexpr const char* documentation =
 
 out1, out2: float32 [..., heads, L, E]; lse1, lse2: float32 [..., heads, L], the natural logs of the softmax denominators, as
 return_lse=True gives them. A part whose lse is -inf saw no key and counts for nothing; where both are so out is 0 and lse -inf.
-sink: float32 [heads], logits that join the denominators; the parts are computed without it.
+sink: float32, float16 or bfloat16 [heads], logits that join the denominators; the parts are computed without it.
 out, lse: written to and returned; out may be out1 or out2 itself, and lse lse1 or lse2.)";
 
 }  // namespace

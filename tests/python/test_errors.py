@@ -65,7 +65,7 @@ def test_invalid_arguments(arguments, options, message):
         ((query, key, value, zeros(5, 7, dtype=np.int64)), {}, "attn_mask: data type is int64, expected bool"),
         ((query, key, value, zeros(5, 7, dtype=np.uint8)), {}, "attn_mask: data type is uint8, expected bool"),
         ((query, key, value), {"key_lengths": np.ones(2)}, "key_lengths: data type is float64"),
-        ((query, key, value), {"alibi_slopes": np.ones(4)}, "alibi_slopes: data type is float64, expected float32"),
+        ((query, key, value), {"alibi_slopes": np.ones(4)}, "alibi_slopes: data type is float64, expected float32, float16 or"),
         ((query, key, value), {"sink": np.ones(4, np.int64)}, "sink: data type is int64, expected float32"),
         ((query, key, value), {"sink": [0.0] * 4}, "sink: expected a NumPy array.*got list"),
         ((query, key, value), {"out": zeros(2, 4, 5, 6, dtype=np.float64)}, "out: data type is float64"),

@@ -111,8 +111,55 @@ def test_types_may_not_be_mixed(generator, dtype):
             sdpa(*arguments, enable_gqa=True)
     with pytest.raises(TypeError, match=f"out: data type is float32, expected {dtype.name}, query's"):
         sdpa(query, key, value, enable_gqa=True, out=np.zeros((2, 4, 5, 16), np.float32))
-    with pytest.raises(TypeError, match="alibi_slopes: data type is .*, expected float32"):
-        sdpa(query, key, value, enable_gqa=True, alibi_slopes=np.zeros(4, dtype))
+
+
+@every_type
+@pytest.mark.parametrize("operands", ["float32", "the same"])
+def test_numbers_of_heads_and_tables(generator, dtype, operands):
+    """Slopes, sinks and tables of 16 bits are what they are in float32, whatever the operands are."""
+    query, key, value = make(generator, np.float32 if operands == "float32" else dtype)
+    q, k, v = (np.ascontiguousarray(operand.swapaxes(1, 2)) for operand in (query, key, value))
+    flat = [operand.reshape(-1, *operand.shape[2:]) for operand in (q, k, v)]
+    cache = polyhead.KvCache("paged", sequences=2, kv_heads=2, head_dim=16, page_tokens=4)
+    cache.append(key, value)
+    ends = [0, 5, 10], [0, 7, 14], 5, 7
+    wide = query.astype(np.float32), key.astype(np.float32)
+    parts = [sdpa(*wide, value.astype(np.float32), enable_gqa=True, return_lse=True, key_lengths=[n, n]) for n in (3, 6)]
+    calls = [
+        ((4,), lambda x: sdpa(query, key, value, enable_gqa=True, alibi_slopes=x)),
+        ((2, 4), lambda x: sdpa(query, key, value, enable_gqa=True, alibi_slopes=x)),
+        ((4,), lambda x: sdpa(query, key, value, enable_gqa=True, sink=x)),
+        ((32, 4), lambda x: sdpa(query, key, value, enable_gqa=True, relative_bias=polyhead.T5Bias(x))),
+        ((25, 4), lambda x: sdpa(query, key, value, enable_gqa=True, relative_bias=polyhead.SwinBias(x, (3, 3)))),
+        ((2, 4), lambda x: polyhead.attention_weights(*wide, alibi_slopes=x)),
+        ((4,), lambda x: polyhead.attention_weights(*wide, sink=x)),
+        ((32, 4), lambda x: polyhead.attention_weights(*wide, relative_bias=polyhead.T5Bias(x))),
+        ((2, 4), lambda x: polyhead.flash_attn_func(q, k, v, alibi_slopes=x)),
+        ((4,), lambda x: polyhead.flash_attn_func(q, k, v, sink=x)),
+        ((2, 4), lambda x: polyhead.flash_attn_varlen_func(*flat, *ends, alibi_slopes=x)),
+        ((4,), lambda x: polyhead.flash_attn_varlen_func(*flat, *ends, sink=x)),
+        ((4,), lambda x: polyhead.flash_attn_with_kvcache(q, k, v, cache_seqlens=[7, 3], alibi_slopes=x)),
+        ((4,), lambda x: polyhead.flash_attn_with_kvcache(q, k, v, cache_seqlens=[7, 3], sink=x)),
+        ((4,), lambda x: polyhead.flash_attn_with_kvcache(q, cache, None, causal=True, sink=x)),
+        ((2, 4), lambda x: cache.attention(query, alibi_slopes=x)),
+        ((4,), lambda x: cache.attention(query, sink=x)),
+        ((32, 4), lambda x: cache.attention(query, relative_bias=polyhead.T5Bias(x))),
+        ((4,), lambda x: polyhead.merge(*parts[0], *parts[1], sink=x)[0]),
+    ]
+    for shape, call in calls:
+        given = generator.standard_normal(shape).astype(dtype)
+        expected = call(given.astype(np.float32)).tobytes()
+        assert call(given).tobytes() == expected
+        assert call(np.repeat(given, 2, axis=-1)[..., ::2]).tobytes() == expected
+        assert call(-given).tobytes() != expected
+    shut = np.array([0.5, -np.inf, 2, -np.inf]).astype(dtype)
+    out = sdpa(query, key, value, enable_gqa=True, sink=shut)
+    assert out.tobytes() == sdpa(query, key, value, enable_gqa=True, sink=shut.astype(np.float32)).tobytes()
+    np.testing.assert_array_equal(out[:, 1], sdpa(query, key, value, enable_gqa=True)[:, 1])
+    with pytest.raises(ValueError, match=f"sink: is {dtype.name}.3., expected float32.4."):
+        sdpa(query, key, value, enable_gqa=True, sink=shut[:3])
+    with pytest.raises(ValueError, match=f"relative_bias.table: is {dtype.name}.4., expected float32.rows, heads."):
+        sdpa(query, key, value, enable_gqa=True, relative_bias=polyhead.T5Bias(shut))
 
 
 @every_type

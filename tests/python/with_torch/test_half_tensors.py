@@ -79,3 +79,18 @@ def test_types_may_not_be_mixed(dtype):
         sdpa(query, key.float(), value)
     with pytest.raises(TypeError, match=f"value: data type is {name}, expected float32, query's"):
         sdpa(query.float(), key.float(), value)
+
+
+@every_type
+def test_numbers_of_heads_and_tables(dtype):
+    query, key, value = make(dtype)
+    for shape, option in [
+        ((4,), lambda x: {"alibi_slopes": x}),
+        ((2, 4), lambda x: {"alibi_slopes": x}),
+        ((4,), lambda x: {"sink": x}),
+        ((32, 4), lambda x: {"relative_bias": polyhead.T5Bias(x)}),
+    ]:
+        numbers = torch.randn(*shape).to(dtype)
+        out = sdpa(query, key, value, **option(numbers))
+        assert torch.equal(out, sdpa(query, key, value, **option(numbers.float())))
+        assert not torch.equal(out, sdpa(query, key, value, **option(-numbers)))
