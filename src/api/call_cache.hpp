@@ -16,7 +16,7 @@ namespace polyhead::detail {
 // The words that tell one kind of call from another (operation, sizes, options); comparing is exact, there are no collisions.
 class CallKey {
  public:
-  static constexpr std::size_t max_words = 24;
+  static constexpr std::size_t max_words = 32;  // attention with a relative bias and a score_mod has 27
 
   CallKey& add(std::uint64_t word) {
     if (size_ == max_words) throw std::length_error("polyhead: a call key has too many words");

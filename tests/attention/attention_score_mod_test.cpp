@@ -135,6 +135,23 @@ TEST_P(ScoreModTest, WorksWithEveryMask) {
     }
 }
 
+TEST_P(ScoreModTest, OneCallTakesItWithAllElse) {
+  // Such a call finds its plan by everything that is asked of it.
+  AttentionSpec spec = attention_spec(2, 4, 2, 20, 90, 16, 24,
+                                      Mask::causal(Causal::bottom_right) & Mask::window(30, 5, 3) & Mask::key_lengths() &
+                                          Mask::boolean() & Mask::blocks(16, 32));
+  spec.scale = 0.3;
+  spec.softcap = 2.0;
+  spec.has_alibi = spec.has_sink = true;
+  spec.relative_bias = RelativeBias::t5();
+  spec.score_mod = plain_mod(nullptr);
+  Random random(77);
+  const AttentionCase test = make_case(spec, random);
+  const Tensor planned = run_fresh(test, runtime());
+  attention(runtime(), test.inputs(), test.options());
+  EXPECT_TRUE(same_bits(planned, test.out)) << first_difference(planned, test.out);
+}
+
 TEST_P(ScoreModTest, ItsMinusInfinityExcludes) {
   Random random(20);
   for (const std::int64_t query_length : {1, 30}) {
