@@ -262,7 +262,7 @@ L where lengths are given: its last query sees its last key; or "offset", s <= t
 window_size: (left, right), keys t + o - left <= s <= t + o + right, -1 being no limit and o the causal alignment's offset: 0, S - L or
 offsets[b]; without causal offsets[b], else 0. sink_token_length: so many first keys are seen whatever left
 says; right and causal hide them still.
-offsets: int32 or int64, one for each batch item, with causal="offset" or without a causal alignment.
+offsets: int32 or int64, one for each batch item or one for all, with causal="offset" or without a causal alignment.
 key_lengths: int32 or int64, one for each batch item: keys from there on do not exist.
 query_lengths: the same for queries: those from there on are not computed and give zeros.
 prefix_lengths: the same again, with a causal alignment: keys before are seen by every query, whatever causal says.
