@@ -228,3 +228,54 @@ def test_numba(generator):
             mod,
             lambda s, b, h, q, k: s - 0.125 * (h + b) * (abs(q // 5 - k // 5) + abs(q % 5 - k % 5)),
         )
+
+
+def test_numba_functions_by_address(generator):
+    numba = pytest.importorskip("numba")
+    from numba import carray, types
+    from numba.extending import intrinsic
+
+    @intrinsic
+    def pointer_at(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+        return types.voidptr(types.int64), generate
+
+    # ScoreTile and ScoreRange as words of 64 bits.
+    @numba.cfunc(types.int32(types.CPointer(types.int64), types.CPointer(types.float32)))
+    def change(tile, context):
+        words, slopes = carray(tile, (15,)), carray(context, (4,))
+        lines, lanes, stride = words[2], words[3], words[4]
+        scores = carray(pointer_at(words[1]), (lines * stride,), dtype=numba.float32)
+        head_of_line = carray(pointer_at(words[7]), (lines,), dtype=numba.int32)
+        head_of_lane = carray(pointer_at(words[8]), (lanes,), dtype=numba.int32)
+        query_of_line = carray(pointer_at(words[10]), (lines,), dtype=numba.int32)
+        query_of_lane = carray(pointer_at(words[11]), (lanes,), dtype=numba.int32)
+        key_of_line = carray(pointer_at(words[13]), (lines,), dtype=numba.int32)
+        key_of_lane = carray(pointer_at(words[14]), (lanes,), dtype=numba.int32)
+        for line in range(lines):
+            for lane in range(lanes):
+                head = words[6] + head_of_line[line] + head_of_lane[lane]
+                query = words[9] + query_of_line[line] + query_of_lane[lane]
+                key = words[12] + key_of_line[line] + key_of_lane[lane]
+                at = line * stride + lane
+                scores[at] = scores[at] - slopes[head] * abs(query - key) if key < 40 else -np.inf
+        return 0
+
+    @numba.cfunc(types.int32(types.CPointer(types.int64), types.voidptr))
+    def classify(given, context):
+        return 0 if carray(given, (8,))[6] >= 40 else 2
+
+    slopes = np.array([0.5, 0.25, 0.1, 0.01], np.float32)
+    by_formula = lambda s, b, h, q, k: np.where(k < 40, s - slopes.astype(np.float64)[h] * np.abs(q - k), -np.inf)
+    for rows in (1, 9, 70):
+        operands = make(generator, rows=rows, columns=600)
+        for functions in ((change, classify), (change.address, classify.address), (change.ctypes, classify.ctypes)):
+            mod = polyhead.ScoreMod(*functions, context=slopes.ctypes.data, name="near")
+            check(operands, mod, by_formula)
+            check(operands, polyhead.ScoreMod(functions[0], context=slopes.ctypes.data), by_formula)
+            told = polyhead.explain(
+                heads=4, kv_heads=2, query_length=rows, key_length=600, head_dim=16, batch=2, score_mod=mod
+            )
+            assert told["score_mod"]["tiles"]["skipped"] > 0
