@@ -252,7 +252,7 @@ class DecodeRun {
     const size_t head_dim = static_cast<size_t>(args.head_dim);
     const RowMap<const Query> query = {static_cast<const Query*>(args.query), args.query_stride, args.query_head_stride,
                                        args.group};
-    has_sums_ = false;
+    has_sums_ = has_chains_ = false;
     for (size_t i = 0; i < rows_; ++i) {
       const std::int64_t row = first_row + static_cast<std::int64_t>(i);
       query_of_row_[i] = args.group == 1 ? row : row / args.group;
@@ -267,10 +267,7 @@ class DecodeRun {
         if (integers_) StartIntegers(i);
       }
       shift_[i] = kLowestFloat;
-      for (size_t e = 0; e < sum_floats_; e += lanes) {
-        hn::Store(hn::Zero(df), df, sums_ + i * sum_floats_ + e);
-        hn::Store(hn::Zero(df), df, chains_ + i * sum_floats_ + e);
-      }
+      for (size_t e = 0; e < sum_floats_; e += lanes) hn::Store(hn::Zero(df), df, sums_ + i * sum_floats_ + e);
       hn::Store(hn::Zero(df), df, denominator_ + i * lanes);
     }
   }
@@ -405,7 +402,7 @@ class DecodeRun {
   // A block's values, a chain of their own: one over all keys would be as long as they are many, and so would its error where
   // its terms are alike. The call's first one is the sums, which are 0 before it.
   HWY_INLINE void AddBlock(ValueRun<T> run, bool selects, const float* alpha) {
-    run.sums = has_sums_ ? chains_ : sums_;
+    run.sums = has_sums_ ? Chains() : sums_;
     if (HWY_LIKELY(!selects)) {
       AddValuesOfOrder(run);
     } else {
@@ -417,6 +414,17 @@ class DecodeRun {
     }
     if (has_sums_) JoinChains(alpha);
     has_sums_ = true;
+  }
+
+  // Where chains begin, at 0.
+  float* Chains() {
+    if (HWY_UNLIKELY(!has_chains_)) ClearChains();
+    return chains_;
+  }
+  HWY_NOINLINE void ClearChains() {
+    const FloatTag df;
+    for (size_t i = 0; i < rows_ * sum_floats_; i += hn::Lanes(df)) hn::Store(hn::Zero(df), df, chains_ + i);
+    has_chains_ = true;
   }
 
   // sums = alpha * sums + chains, which become 0 again.
@@ -501,7 +509,7 @@ class DecodeRun {
       }
       return AddShortValues<true>(strip, rows_, columns);
     }
-    strip.sums = chains_;
+    strip.sums = Chains();
     for (size_t done = 0; done < keys; done += strip.keys) {
       const auto run = run_from(done);
       strip.value = run.value;
@@ -717,6 +725,7 @@ class DecodeRun {
   float* sums_ = nullptr;             // [row][sum_floats_]
   float* chains_ = nullptr;           // likewise: of the keys at hand
   bool has_sums_ = false;             // whether anything was added to sums_
+  bool has_chains_ = false;           // whether chains_ are 0
   float* denominator_ = nullptr;      // [row][lanes]
   float* scores_ = nullptr;           // [row][kDecodeKeyBlock]
   float* bias_ = nullptr;             // [kDecodeKeyBlock]
