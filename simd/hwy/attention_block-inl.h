@@ -49,6 +49,15 @@ static void PlaceRows(const AttentionF32Args& args, RowBlock& block) {
   const std::int64_t last_row = block.first_row + static_cast<std::int64_t>(block.rows) - 1;
   block.t_first = args.group == 1 ? block.first_row : block.first_row / args.group;
   block.t_last = args.group == 1 ? last_row : last_row / args.group;
+  if (args.group == 1) {
+    const IntTag di;
+    const Ints first = hn::Iota(di, 0), most = hn::Set(di, static_cast<std::int32_t>(block.rows) - 1);
+    for (size_t lane = 0; lane < block.width; lane += hn::Lanes(di)) {
+      const Ints offset = hn::Add(first, hn::Set(di, static_cast<std::int32_t>(lane)));
+      hn::Store(hn::Min(offset, most), di, block.query_offset + lane);
+    }
+    return;
+  }
   std::int64_t g = block.first_row - block.t_first * args.group;
   std::int32_t offset = 0;
   for (size_t lane = 0; lane < block.width; ++lane) {

@@ -188,15 +188,24 @@ double AttentionPlan::estimate_ns(const AttentionOperands& operands) const {
 void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch) const {
   const AttentionOperands& operands = *run.operands;
   const AttentionShape& shape = operands.shape;
-  const std::int64_t split = piece % cut_.splits, row_piece_index = piece / cut_.splits;
-  const std::int64_t row_piece = row_piece_index % cut_.row_pieces, head_index = row_piece_index / cut_.row_pieces;
-  const std::int64_t batch = head_index / shape.kv_heads, kv_head = head_index % shape.kv_heads;
+  // Most often 1: divisions would be a twentieth of a tiny piece's time.
+  const auto quotient = [](std::int64_t number, std::int64_t by) { return by == 1 ? number : number / by; };
+  const std::int64_t row_piece_index = quotient(piece, cut_.splits), split = piece - row_piece_index * cut_.splits;
+  const std::int64_t head_index = quotient(row_piece_index, cut_.row_pieces);
+  const std::int64_t row_piece = row_piece_index - head_index * cut_.row_pieces;
+  const std::int64_t batch = head_index / shape.kv_heads, kv_head = head_index - batch * shape.kv_heads;
   const std::int64_t begin = row_piece * cut_.rows_per_piece, end = std::min(begin + cut_.rows_per_piece, shape.rows());
   if (batch >= shape.batch || begin >= end) return;
 
-  const AttentionShape own = own_shape(operands, batch);
-  const AttentionChoice choice = choose_attention(own, operands.mask, length_invariant_, precision_, kernels_);
-  const SplitRange range = split_range(choice, operands, batch, own.key_length);
+  // The plan's own choice serves rows of its largest lengths.
+  const std::int64_t key_length = operands.mask.has_key_lengths ? operands.key_lengths[batch] : shape.key_length;
+  AttentionChoice own;
+  const bool is_largest = shape.query_length == maximum_.query_length && key_length == maximum_.key_length;
+  if (!is_largest) {
+    own = choose_attention(own_shape(operands, batch), operands.mask, length_invariant_, precision_, kernels_);
+  }
+  const AttentionChoice& choice = is_largest ? choice_ : own;
+  const SplitRange range = split_range(choice, operands, batch, key_length);
   const std::int64_t splits = range.count;
   if (!range.apart || cut_.splits == 1 || splits > cut_.splits) {
     if (split == 0) run_rows(choice, operands, batch, kv_head, begin, end, scratch);

@@ -72,9 +72,8 @@ const float* at_address(const float* base, std::ptrdiff_t bytes, std::int64_t fl
                                         static_cast<std::uintptr_t>(floats) * sizeof(float));
 }
 
-// An item of a run as a sequence: where runs go by batch items, the whole of one.
-Sequence sequence_of(const AttentionOperands& o, std::int64_t item) {
-  if (o.sequences) return o.sequences[item];
+// A batch item as a sequence.
+Sequence whole_item(const AttentionOperands& o, std::int64_t item) {
   Sequence sequence;
   sequence.batch = sequence.mask_batch = item;
   sequence.query_length = o.shape.query_length;
@@ -83,6 +82,11 @@ Sequence sequence_of(const AttentionOperands& o, std::int64_t item) {
   if (o.mask.has_offsets) sequence.offset = o.offsets[item];
   sequence.kept = std::min(o.mask.window_kept, sequence.key_length);
   return sequence;
+}
+
+// An item of a run as a sequence: where runs go by batch items, the whole of one.
+Sequence sequence_of(const AttentionOperands& o, std::int64_t item) {
+  return o.sequences ? o.sequences[item] : whole_item(o, item);  // made where it is wanted: a copy would cost as much again
 }
 
 // A thread computes the pieces of a head in ascending order, then the next head's, then the next item's.
@@ -115,7 +119,8 @@ struct Region {
 
 // The arguments of a call for a region, but for the key range and what comes of it.
 simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& sequence, const Region& region) {
-  const std::int64_t group = region.group, head = region.head, kv_head = head / o.shape.group();
+  const std::int64_t group = region.group, head = region.head, shared = o.shape.group();
+  const std::int64_t kv_head = shared == 1 ? head : head / shared;
   const std::int64_t batch = sequence.batch, mask_batch = sequence.mask_batch;
   simd::AttentionF32Args args;
   args.query_element = dispatch::element_of(o.shape.dtype);

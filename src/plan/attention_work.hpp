@@ -26,7 +26,8 @@ struct AttentionShape {
   DType of_keys() const { return key_dtype.value_or(dtype); }
   DType of_out() const { return out_dtype.value_or(dtype); }
   bool mixes() const { return of_keys() != dtype || of_out() != dtype; }
-  std::int64_t group() const { return heads / kv_heads; }
+  // Asked for in every piece of work, and most often 1, which takes no division.
+  std::int64_t group() const { return heads == kv_heads ? 1 : heads / kv_heads; }
   std::int64_t rows() const { return query_length * group(); }  // of one kv head
 };
 
