@@ -56,6 +56,36 @@ def test_layouts(tensors):
     )
 
 
+def test_alignments_of_torch(tensors):
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    query, key, value = tensors
+    for causal, bias in (("top_left", causal_upper_left(9, 11)), ("bottom_right", causal_lower_right(9, 11))):
+        out = sdpa(query, key, value, causal=causal)
+        expected = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), attn_mask=bias)
+        reference.assert_close(out.numpy(), expected.numpy(), reference.tolerance(query, key, value))
+    offsets = torch.tensor([2, 2], dtype=torch.int32)
+    assert torch.equal(sdpa(query, key, value, causal="offset", offsets=offsets), out)
+    mask = torch.rand(9, 11) < 0.7
+    seen = mask & torch.ones(9, 11, dtype=torch.bool).tril(2)
+    assert torch.equal(sdpa(query, key, value, mask, causal="bottom_right"), sdpa(query, key, value, seen))
+
+
+def test_sinks_and_lse_over_a_cache(tensors):
+    query, key, value = tensors
+    cache = polyhead.KvCache("paged", sequences=2, kv_heads=4, head_dim=16, page_tokens=4)
+    cache.append(key, value)
+    sink = torch.randn(4).bfloat16()
+    out, lse = cache.attention(query, sink=sink, return_lse=True)
+    assert type(lse) is torch.Tensor and lse.dtype == torch.float32 and lse.shape == (2, 4, 9)
+    by_length = [tensor.transpose(1, 2) for tensor in tensors]
+    flash, flash_lse, _ = polyhead.flash_attn_func(*by_length, causal=True, sink=sink, return_attn_probs=True)
+    assert torch.equal(out, flash.transpose(1, 2)) and torch.equal(lse, flash_lse)
+    over_cache = polyhead.flash_attn_with_kvcache(by_length[0], cache, None, causal=True, sink=sink, return_softmax_lse=True)
+    assert torch.equal(over_cache[0], flash) and torch.equal(over_cache[1], lse)
+
+
+
 def test_same_bits_as_numpy(tensors):
     out = sdpa(*tensors)
     from_numpy = sdpa(*(tensor.numpy() for tensor in tensors))
