@@ -260,8 +260,8 @@ What a query sees is what all of the following, where given, let it see.
 causal: None; "top_left", as is_causal, but attn_mask may be given too; "bottom_right", s <= t + S - L, each batch item's own S and
 L where lengths are given: its last query sees its last key; or "offset", s <= t + offsets[b].
 window_size: (left, right), keys t + o - left <= s <= t + o + right, -1 being no limit and o the causal alignment's offset: 0, S - L or
-offsets[b]; without causal offsets[b], else 0. sink_token_length: so many first keys are seen whatever left
-says; right and causal hide them still.
+offsets[b]; without causal offsets[b], else 0. sink_token_length: so many first keys are seen whatever left says;
+right and causal hide them still.
 offsets: int32 or int64, one for each batch item or one for all, with causal="offset" or without a causal alignment.
 key_lengths: int32 or int64, one for each batch item: keys from there on do not exist.
 query_lengths: the same for queries: those from there on are not computed and give zeros.
@@ -271,12 +271,11 @@ each other. block_mask: bool or uint8, broadcastable to [..., heads, ceil(L / qu
 keys): False hides a whole block.
 
 softcap: scaled scores become softcap * tanh(score / softcap), before anything is added to or hides them; 0: they stay.
-alibi_slopes: [heads] or [..., heads]; alibi_slopes[h] * |t + o - s| is taken off the score of query t and key s, o as
-above.
+alibi_slopes: [heads] or [..., heads]; alibi_slopes[h] * |t + o - s| is taken off the score of query t and key s.
 sink: [heads]; exp(sink[h]) is added to the softmax's denominator, as of a key whose value is 0. -inf: none.
 Both may be float32, float16 or bfloat16, as relative_bias's table may.
 relative_bias: polyhead.T5Bias or polyhead.SwinBias, a bias by relative position out of a table, instead of a floating-point
-attn_mask.
+attn_mask. T5's distance is s - t - o, o being the causal offset as above.
 out: [..., heads, L, E] of query's data type, written to and returned; must not overlap an input. Without it a new array is made, a
 PyTorch tensor when query is one, else a NumPy array.
 return_lse: returns (out, lse), lse float32 [..., heads, L] being the natural log of each softmax's denominator (polyhead.merge).

@@ -157,6 +157,27 @@ def test_the_same_bits_as_other_ways_to_say_it(generator):
         assert call(window_size=(9, 0), sink_token_length=2, **where) == flash.swapaxes(1, 2).tobytes()
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_half_operands(generator, place):
+    draw = lambda heads, length: generator.standard_normal((BATCH, heads, length, 16)).astype(np.float16)
+    operands = draw(4, 20), draw(2, 50), draw(2, 50)
+    out = sdpa(*operands, enable_gqa=True, **PLACES[place])
+    wide = [operand.astype(np.float32) for operand in operands]
+    expected = sdpa(*wide, enable_gqa=True, **PLACES[place]).astype(np.float64)
+    assert out.dtype == np.float16
+    reference.assert_close(out, expected, reference.tolerance(*wide) + np.abs(wide[2]).max() * 2.0**-10)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("batch, rows, columns", [(0, 3, 5), (2, 0, 5), (2, 3, 0), (0, 0, 0)])
+def test_empty_sizes(place, batch, rows, columns):
+    options = {name: given[:batch] if name == "offsets" else given for name, given in PLACES[place].items()}
+    query, key = np.ones((batch, 4, rows, 8), np.float32), np.ones((batch, 2, columns, 8), np.float32)
+    out = sdpa(query, key, key, enable_gqa=True, **options)
+    assert out.shape == query.shape and not out.any()
+    assert polyhead.attention_weights(query, key, **options).shape == (batch, 4, rows, columns)
+
+
 def test_weights_of_packed_sequences(generator):
     draw = lambda heads, length: generator.standard_normal((1, heads, length, 16), np.float32)
     query, key = draw(4, 14), draw(2, 20)
