@@ -360,7 +360,7 @@ TEST_P(ExplainTest, ExpectsLessTimeOfMoreThreadsWhereThereIsWork) {
   EXPECT_LE(ratio, 0.6);
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(ExplainTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(ExplainTest);
 
 }  // namespace
 }  // namespace polyhead::testing

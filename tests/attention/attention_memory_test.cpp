@@ -329,7 +329,7 @@ TEST_P(MemoryTest, RunningOutOfMemoryInAQuestionIsAnError) {
   }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(MemoryTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(MemoryTest);
 
 }  // namespace
 }  // namespace polyhead::testing

@@ -152,7 +152,7 @@ TEST_P(PagesTest, WeightsWantKeysInOneTensor) {
   }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(PagesTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(PagesTest);
 
 }  // namespace
 }  // namespace polyhead::testing

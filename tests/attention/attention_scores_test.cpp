@@ -306,7 +306,7 @@ TEST_P(ScoresTest, ExplainTellsThem) {
   EXPECT_NE(explained(with(spec, 0.0, false, true)).find(", 0 partial"), std::string::npos);
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(ScoresTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(ScoresTest);
 
 }  // namespace
 }  // namespace polyhead::testing

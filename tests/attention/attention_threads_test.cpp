@@ -462,7 +462,7 @@ TEST(RuntimeTest, ExplainsItsPlans) {
   }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(ThreadsTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(ThreadsTest);
 
 }  // namespace
 }  // namespace polyhead::testing

@@ -289,7 +289,7 @@ TEST(WeightsErrors, NameTheArgument) {
   request.received = received;
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA(WeightsTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(WeightsTest);
 
 }  // namespace
 }  // namespace polyhead::testing

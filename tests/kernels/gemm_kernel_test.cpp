@@ -1,6 +1,7 @@
 // gemm_f32 of every instruction set.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,14 @@
 namespace polyhead::test {
 namespace {
 
+// A kernel that serves several instruction sets is tested once.
 std::vector<GemmKernelCase> cases() {
   std::vector<GemmKernelCase> all;
+  std::set<const simd::GemmKernel*> seen;
   for (const Isa isa : available_isas()) {
     const dispatch::KernelTable& table =
         dispatch::kernel_table(dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission));
+    if (!seen.insert(table.gemm_f32).second) continue;
     all.push_back({name(isa), table.gemm_f32, table.activation_f32,
                    isa != Isa::reference,  // scalar code takes the caller's
                    isa == Isa::amx ? piece_roundings : chain_roundings});

@@ -65,7 +65,7 @@ std::vector<WeightType> rounded_types() {
 
 std::vector<Isa> isas() {
   std::vector<Isa> all;
-  for (const Isa isa : available_isas()) {
+  for (const Isa isa : isas_with_own_kernels(DType::f32)) {
     if (isa != Isa::amx) all.push_back(isa);  // amx multiplies f32 weights in pieces
   }
   return all;

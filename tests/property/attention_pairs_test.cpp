@@ -159,7 +159,7 @@ void poison(const AttentionCase& test, Random& random) {
       DType::f32, {expected.weights.shape[0], expected.weights.shape[1], expected.weights.shape[2], expected.weights.shape[3]});
   AttentionWeightsRequest request;
   request.weights = weights;
-  for (const Isa isa : available_isas()) {
+  for (const Isa isa : isas_of(test.spec)) {
     fill(weights, not_a_number);
     attention_weights(runtime_on(isa, 1), test.inputs(), test.options(), request);
     const auto keys = static_cast<std::size_t>(std::max<std::int64_t>(expected.weights.shape[3], 1));

@@ -190,7 +190,7 @@ TEST(AttentionProperty, RandomCallsMatchTheOracleOnEveryIsaWithTheSameBitsForAny
     const std::string where = "POLYHEAD_TEST_SEED=" + std::to_string(own) + " POLYHEAD_TEST_ITERATIONS=1, out " +
                               test.out.view().describe() + ", key " + test.key.view().describe();
     ASSERT_TRUE(run_everywhere(test, where));
-    for (const Isa isa : available_isas()) {
+    for (const Isa isa : isas_of(test.spec)) {
       const Tensor one = run_fresh(test, runtime_on(isa, 1)), two = run_fresh(test, runtime_on(isa, 2));
       ASSERT_TRUE(same_bits(one, two)) << "threads change bits: " << first_difference(one, two) << "; " << name(isa) << ", "
                                        << test.describe() << ", " << where;

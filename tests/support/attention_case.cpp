@@ -256,9 +256,14 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
   return compare_run(test, runtime, oracle::attention(test.inputs(), test.options(), false, test.score_function), what);
 }
 
+std::vector<Isa> isas_of(const AttentionSpec& spec) {
+  const bool mixes = spec.key_dtype.value_or(spec.dtype) != spec.dtype || spec.out_dtype.value_or(spec.dtype) != spec.dtype;
+  return mixes ? available_isas() : isas_with_own_kernels(spec.dtype);
+}
+
 ::testing::AssertionResult run_everywhere(const AttentionCase& test, const std::string& what) {
   const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), false, test.score_function);
-  for (const Isa isa : available_isas())
+  for (const Isa isa : isas_of(test.spec))
     for (const int threads : {1, 2})
       if (auto result = compare_run(test, runtime_on(isa, threads), expected, what); !result) return result;
   return ::testing::AssertionSuccess();

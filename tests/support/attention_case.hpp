@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "polyhead/attention.hpp"
 #include "support/environment.hpp"
@@ -46,7 +47,10 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random);
 // Runs the case with and without lse and compares out and lse with the oracle, and both outs with each other bit for bit.
 ::testing::AssertionResult run_and_compare(const AttentionCase& test, const Runtime& runtime, const std::string& what = {});
 
-// The same on every instruction set of this machine, with one thread and with two; the oracle is asked once.
+// The instruction sets of this machine whose kernels for the spec are their own.
+std::vector<Isa> isas_of(const AttentionSpec& spec);
+
+// The same on every one of them, with one thread and with two; the oracle is asked once.
 ::testing::AssertionResult run_everywhere(const AttentionCase& test, const std::string& what = {});
 
 // A fresh plan, one run; the result in a tensor of its own.

@@ -1,5 +1,6 @@
 #include "support/environment.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -52,6 +53,30 @@ const Runtime& runtime_on(Isa isa, int threads) {
     found = runtimes->emplace(key, Runtime(options)).first;
   }
   return found->second;
+}
+
+std::vector<Isa> isas_with_own_kernels(DType dtype) {
+  using dispatch::KernelTable;
+  const auto same = [&](const KernelTable& a, const KernelTable& b) {
+    const dispatch::AttentionKernels one = dispatch::attention_kernels(a, dtype), other = dispatch::attention_kernels(b, dtype);
+    return one.transposed == other.transposed && one.fast == other.fast && one.decode == other.decode &&
+           one.merge == other.merge && a.gemm_f32 == b.gemm_f32;
+  };
+  std::vector<Isa> isas;
+  for (const Isa isa : available_isas()) {
+    const KernelTable& table = dispatch::kernel_table(isa);
+    const bool again =
+        std::any_of(isas.begin(), isas.end(), [&](Isa plainer) { return same(dispatch::kernel_table(plainer), table); });
+    if (!again) isas.push_back(isa);
+  }
+  return isas;
+}
+
+std::vector<std::tuple<Isa, DType>> isas_and_dtypes() {
+  std::vector<std::tuple<Isa, DType>> all;
+  for (const DType dtype : attention_dtypes())
+    for (const Isa isa : isas_with_own_kernels(dtype)) all.emplace_back(isa, dtype);
+  return all;
 }
 
 }  // namespace polyhead::testing

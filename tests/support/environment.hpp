@@ -56,14 +56,18 @@ class EveryIsaAndDType : public ::testing::TestWithParam<std::tuple<Isa, DType>>
   bool slow() const { return emulated || isa() == Isa::reference; }
 };
 
+// The instruction sets of this machine whose kernels for a data type are their own: others would give a plainer one's bits
+// again.
+std::vector<Isa> isas_with_own_kernels(DType dtype);
+// The same with each data type.
+std::vector<std::tuple<Isa, DType>> isas_and_dtypes();
+
 inline std::string isa_and_dtype_name(const ::testing::TestParamInfo<std::tuple<Isa, DType>>& info) {
   return std::string(name(std::get<0>(info.param))) + "_" + name(std::get<1>(info.param));
 }
 
-#define POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(suite)                                                      \
-  INSTANTIATE_TEST_SUITE_P(Isa, suite,                                                                       \
-                           ::testing::Combine(::testing::ValuesIn(::polyhead::available_isas()),             \
-                                              ::testing::ValuesIn(::polyhead::testing::attention_dtypes())), \
+#define POLYHEAD_INSTANTIATE_EVERY_ISA_AND_DTYPE(suite)                                             \
+  INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::ValuesIn(::polyhead::testing::isas_and_dtypes()), \
                            ::polyhead::testing::isa_and_dtype_name)
 
 inline std::string isa_name(const ::testing::TestParamInfo<Isa>& info) {
@@ -72,5 +76,11 @@ inline std::string isa_name(const ::testing::TestParamInfo<Isa>& info) {
 
 #define POLYHEAD_INSTANTIATE_EVERY_ISA(suite) \
   INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::ValuesIn(::polyhead::available_isas()), ::polyhead::testing::isa_name)
+
+// Of suites whose cases are f32 alone.
+#define POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(suite)                                                                \
+  INSTANTIATE_TEST_SUITE_P(Isa, suite,                                                                              \
+                           ::testing::ValuesIn(::polyhead::testing::isas_with_own_kernels(::polyhead::DType::f32)), \
+                           ::polyhead::testing::isa_name)
 
 }  // namespace polyhead::testing
