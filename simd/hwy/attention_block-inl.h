@@ -166,7 +166,7 @@ static inline Varies HowItVaries(const T* operand, std::ptrdiff_t stride, std::p
 
 // What a tile's mask is read into.
 struct MaskTables {
-  float* bias;                  // [keys of a block][width]; of 16 bits that one value a key serves all rows: [keys of a block]
+  float* bias;                  // [keys of a block][width]; widened, of one value a key for all rows: [keys of a block]
   std::int32_t* allowed_bytes;  // [keys of a block / 4][width]
   std::int32_t* excluded_keys;  // [keys of a block]
   float* slopes;                // [width]
@@ -242,20 +242,11 @@ class MaskReader {
       : args_(args),
         boolean_(HowItVaries(args.boolean_mask, args.mask_stride, args.mask_head_stride, args.group)),
         bias_(HowItVaries(args.bias, args.bias_stride, args.bias_head_stride, args.group)),
-        widens_key_bias_(bias_ == Varies::keys && args.bias_element != Element::f32),
         softcap_(args.softcap, UnitOfScores(args)) {}
 
   // Of the key block [key, end), before its tiles. False: its keys are excluded for every row.
   bool ReadKeys(std::int64_t key, std::int64_t end, const MaskTables& tables) {
     if (args_.key_marks && !AnyMark(args_.key_marks, key, end)) return false;
-    if (HWY_UNLIKELY(widens_key_bias_)) {
-      WithElement(args_.bias_element, [&](auto element) HWY_ATTR {
-        using Bias = decltype(element);
-        const Bias* const bias =
-            Offset(static_cast<const Bias*>(args_.bias), static_cast<std::ptrdiff_t>(key) * args_.bias_key_stride);
-        WidenKeyBias(bias, args_.bias_key_stride, static_cast<size_t>(end - key), tables.bias);
-      });
-    }
     if (boolean_ != Varies::keys) return true;
     keys_allowed_ = ReadKeyMask(Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride),
                                 args_.mask_key_stride, static_cast<size_t>(end - key), tables.excluded_keys);
@@ -295,20 +286,16 @@ class MaskReader {
     if (bias_ != Varies::absent) {
       mask.bias = bias_;
       const void* const bias = Offset(args_.bias, static_cast<std::ptrdiff_t>(key) * args_.bias_key_stride);
-      if (HWY_UNLIKELY(widens_key_bias_)) {
-        mask.bias_keys = tables.bias;
-        mask.bias_key_stride = sizeof(float);
-      } else if (bias_ == Varies::keys) {
+      if (bias_ == Varies::keys && args_.bias_element == Element::f32) {
         mask.bias_keys = static_cast<const float*>(bias);
         mask.bias_key_stride = args_.bias_key_stride;
       } else {
         WithElement(args_.bias_element, [&](auto element) HWY_ATTR {
           using Bias = decltype(element);
-          const RowMap<const Bias> rows = {static_cast<const Bias*>(bias), args_.bias_stride, args_.bias_head_stride,
-                                           args_.group};
-          BiasToLanes(rows, args_.bias_key_stride, block.first_row, block.rows, block.width, begin, end, tables.bias);
+          WidenBias(static_cast<const Bias*>(bias), block, begin, end, tables.bias);
         });
-        mask.bias_rows = tables.bias;
+        mask.bias_keys = mask.bias_rows = tables.bias;
+        mask.bias_key_stride = sizeof(float);
       }
     }
     mask.change.softcap = softcap_;
@@ -321,10 +308,22 @@ class MaskReader {
   }
 
  private:
+  // Brings the bias of a tile, which begins at its block's first key, to `to`: [key][row], or [key] where it varies with keys
+  // alone.
+  template <class Bias>
+  HWY_INLINE void WidenBias(const Bias* bias, const RowBlock& block, size_t begin, size_t end, float* to) const {
+    if (bias_ == Varies::keys) {
+      WidenKeyBias(Offset(bias, static_cast<std::ptrdiff_t>(begin) * args_.bias_key_stride), args_.bias_key_stride, end - begin,
+                   to + begin);
+      return;
+    }
+    const RowMap<const Bias> rows = {bias, args_.bias_stride, args_.bias_head_stride, args_.group};
+    BiasToLanes(rows, args_.bias_key_stride, block.first_row, block.rows, block.width, begin, end, to);
+  }
+
   const AttentionF32Args& args_;
   const Varies boolean_;
   const Varies bias_;
-  const bool widens_key_bias_;  // a bias of 16 bits for each key: widened for all tiles of a block at once
   const Softcap softcap_;
   Allowed keys_allowed_ = Allowed::all;
 };
