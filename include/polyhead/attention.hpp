@@ -78,7 +78,7 @@ struct AttentionInputs {
   TensorView key_lengths{};    // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has key lengths
   TensorView offsets{};        // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
   TensorView boolean_mask{};   // bool or u8, broadcastable to [B, heads, T, S] (lower ranks align right); true = attend
-  TensorView bias{};           // f32, broadcastable to [B, heads, T, S]
+  TensorView bias{};           // f32, bf16 or f16 whatever query is, read in place; broadcastable to [B, heads, T, S]
   TensorView alibi_slopes{};   // f32 [heads], [B, heads] or [1, heads], finite; given exactly when the spec has ALiBi
   TensorView sink{};           // f32 [heads], logits; -inf is none; given exactly when the spec has a sink
   TensorView query_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. T; given exactly when the mask has query lengths

@@ -29,8 +29,8 @@ struct POLYHEAD_EXPORT Mask {
   bool has_key_lengths = false;           // keys s >= key_lengths[b] do not exist for batch item b
   bool has_offsets = false;               // offsets[b] is given (Causal::offset, or a window without causal)
   bool has_boolean = false;               // a bool tensor broadcastable to [batch, heads, query, key]; true = attend
-  bool has_bias = false;                  // a float tensor broadcastable to [batch, heads, query, key], added to scaled scores;
-                                          // only -inf excludes, any finite value is arithmetic
+  bool has_bias = false;                  // f32, bf16 or f16 broadcastable to [batch, heads, query, key], added to scaled
+                                          // scores; only -inf excludes, any finite value is arithmetic
   // Queries t >= query_lengths[b] do not exist for batch item b: they are not computed, their out is 0 and their lse -inf (with
   // a sink: the sink).
   bool has_query_lengths = false;

@@ -161,7 +161,7 @@ typedef struct polyhead_mask {
   int32_t has_key_lengths; /* keys s >= key_lengths[b] do not exist for batch item b */
   int32_t has_offsets;     /* offsets[b] is given (POLYHEAD_CAUSAL_OFFSET sets it, a window without causal may) */
   int32_t has_boolean;     /* a bool tensor broadcastable to [batch, heads, query, key]; true = attend */
-  int32_t has_bias;        /* a float tensor broadcastable likewise, added to scaled scores; only -inf excludes */
+  int32_t has_bias;        /* f32, bf16 or f16 broadcastable likewise, added to scaled scores; only -inf excludes */
   /* attention only: layers refuse what follows */
   int32_t has_query_lengths; /* queries t >= query_lengths[b] do not exist: not computed, out 0, lse -inf (or the sink) */
   int32_t is_packed;         /* sequences lie one after another in tensors whose batch is 1: see cumulative_query_lengths */
@@ -311,7 +311,7 @@ typedef struct polyhead_attention_inputs {
   const polyhead_tensor* key_lengths;   /* i32 or i64 [B], exactly when the mask has key lengths */
   const polyhead_tensor* offsets;       /* i32 or i64 [B], exactly when the mask has offsets */
   const polyhead_tensor* boolean_mask;  /* bool or u8, broadcastable to [B, heads, T, S]; true = attend */
-  const polyhead_tensor* bias;          /* f32, broadcastable to [B, heads, T, S] */
+  const polyhead_tensor* bias;          /* f32, bf16 or f16 whatever query is, read in place; broadcasts likewise */
   const polyhead_tensor* alibi_slopes;  /* f32 [heads] or [B, heads], finite; exactly when the spec has ALiBi */
   const polyhead_tensor* sink;          /* f32 [heads], logits, -inf for none; exactly when the spec has a sink */
   const polyhead_tensor* query_lengths; /* i32 or i64 [B], exactly when the mask has query lengths */
@@ -555,7 +555,7 @@ typedef struct polyhead_multi_head_attention_inputs {
   const polyhead_tensor* key_lengths;
   const polyhead_tensor* offsets;
   const polyhead_tensor* boolean_mask;
-  const polyhead_tensor* bias;
+  const polyhead_tensor* bias; /* f32, bf16 or f16 */
 } polyhead_multi_head_attention_inputs;
 
 typedef struct polyhead_multi_head_attention polyhead_multi_head_attention;

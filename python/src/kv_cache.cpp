@@ -234,7 +234,8 @@ constexpr const char* attention_documentation =
 is set (its diagonal ends at the sequence's last token). window: how many keys a query may see, its own included;
 sink_token_length: so many first keys beside them (not over a ring). offsets: int32 or int64 [batch], where the first query stands
 for window, alibi_slopes and relative_bias without is_causal (None: at the first token). attn_mask broadcasts to
-[batch, heads, T, S], S being the longest sequence.
+[batch, heads, T, S], S being the longest sequence: bool, or float32, float16 or bfloat16 whatever query is, read in place (float64 is
+converted).
 Returns [batch, heads, T, value_dim] of query's type, or out, which may be of another one of these; with return_lse that and lse,
 float32 [batch, heads, T], the natural log of each softmax's denominator.)";
 

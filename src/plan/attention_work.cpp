@@ -170,6 +170,7 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
     args.mask_key_stride = scores.mask_strides[3];
   }
   if (scores.bias) {
+    args.bias_element = dispatch::element_of(scores.bias_dtype);
     args.bias = at(scores.bias, mask_batch * scores.bias_strides[0] + head * scores.bias_strides[1] +
                                     sequence.mask_query * scores.bias_strides[2] + sequence.mask_key * scores.bias_strides[3]);
     args.bias_head_stride = scores.bias_strides[1];

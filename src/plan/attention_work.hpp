@@ -70,7 +70,8 @@ struct BlockMask {
 // is no such part.
 struct ScoreOperands {
   const std::uint8_t* boolean_mask = nullptr;
-  const float* bias = nullptr;
+  DType bias_dtype = DType::f32;  // f32, bf16 or f16
+  const void* bias = nullptr;
   std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
   const float* alibi_slopes = nullptr;  // [batch, heads]
   const float* sink = nullptr;          // [heads]

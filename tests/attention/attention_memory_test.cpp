@@ -60,6 +60,8 @@ class MemoryTest : public EveryIsa {
     }
     packed.query = apart[0], packed.key = apart[1], packed.value = apart[2], packed.out = apart[3];
     all.push_back(packed);
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (all[i].spec.mask.has_bias) all[i].bias = converted(all[i].bias, bias_dtypes[i % 3]);
     return all;
   }
 };

@@ -223,7 +223,7 @@ TEST_P(WeightsTest, MasksBroadcastWithJunkStridesOnSizeOne) {
     AttentionCase test = make_case(attention_spec(2, 4, 2, 5, 70, 8, 8, Mask::boolean() & Mask::bias()), random);
     test.boolean_mask = Tensor(DType::u8, shape, strides);
     fill(test.boolean_mask, [&] { return random.chance(0.7) ? 1.0 : 0.0; });
-    test.bias = Tensor(DType::f32, shape, strides);
+    test.bias = Tensor(bias_dtypes[pattern % 3], shape, strides);
     fill_normal(test.bias, random);
     ASSERT_NO_FATAL_FAILURE(expect_right(test, {}, {})) << pattern;
     ASSERT_NO_FATAL_FAILURE(expect_right(test, {3, 1}, {4, 0})) << pattern;

@@ -250,7 +250,7 @@ TEST_P(CachedAttentionTest, TensorsOfAnyStridesAndMasksThatBroadcast) {
         stride *= shape[i];
       }
       moved.boolean_mask = Tensor(DType::boolean, shape, strides);
-      moved.bias = Tensor(DType::f32, shape, strides);
+      moved.bias = Tensor(bias_dtypes[pattern % 3], shape, strides);
       fill(moved.boolean_mask, [&] { return random.chance(0.8) ? 1.0 : 0.0; });
       fill_normal(moved.bias, random);
       moved.query = Tensor::ordered(DType::f32, {2, 4, query_length, 16}, {0, 2, 1, 3}, 3, 1 + pattern % 2);

@@ -204,6 +204,7 @@ std::string names_of(const std::vector<const Feature*>& chosen) {
   AttentionSpec spec = spec_of(chosen, page_tokens, random);
   spec.dtype = dtype;
   AttentionCase test = make_case(spec, random);
+  if (spec.mask.has_bias) test.bias = converted(test.bias, bias_dtypes[seed / 16 % 3]);
   if (!spec.score_mod.empty()) test.score_function = score_at_place;
   std::string where = names_of(chosen) + ", seed " + std::to_string(seed);
   if (spec.has_alibi && random.chance(0.5)) {

@@ -172,12 +172,42 @@ def test_infinities(generator, dtype):
     assert np.isfinite(numbers(sdpa(query, key, value, enable_gqa=True, attn_mask=hidden[None]))).all()
 
 
-def test_bfloat16_masks(generator):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    query, key, value = make(generator, np.float32)
-    bias = generator.standard_normal((5, 7)).astype(ml_dtypes.bfloat16)
-    out = sdpa(query, key, value, bias, enable_gqa=True)
-    np.testing.assert_array_equal(out, sdpa(query, key, value, bias.astype(np.float32), enable_gqa=True))
+@every_type
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_masks_are_worth_their_numbers(generator, dtype, rows):
+    bias = (3 * generator.standard_normal((2, 1, rows, 70))).astype(dtype)
+    bias[..., 2] = -np.inf
+    hidden = bias.copy()
+    hidden[1, :, :, 60:] = np.nan
+    for operands in (make(generator, np.float32, rows, 70), make(generator, dtype, rows, 70)):
+        out = numbers(sdpa(*operands, bias, enable_gqa=True))
+        expected = reference.attention(*map(numbers, operands), numbers(bias))
+        reference.assert_close(out, expected, limit(dtype, *operands))
+        for mask in (bias, bias[..., ::-1], bias[:1, :, :1], bias[0, 0, 0], bias[..., 5:6], bias[:, :, ::-1, :]):
+            options = {"attn_mask": mask.astype(np.float32), "enable_gqa": True}
+            expected = sdpa(*operands, **options)
+            np.testing.assert_array_equal(numbers(sdpa(*operands, mask, enable_gqa=True)), numbers(expected))
+        out = sdpa(*operands, hidden, enable_gqa=True, key_lengths=[70, 60])
+        expected = sdpa(*operands, bias, enable_gqa=True, key_lengths=[70, 60])
+        np.testing.assert_array_equal(numbers(out), numbers(expected))
+    query, key, _ = make(generator, np.float32, rows, 70)
+    np.testing.assert_array_equal(
+        polyhead.attention_weights(query, key, bias), polyhead.attention_weights(query, key, bias.astype(np.float32))
+    )
+
+
+@every_type
+def test_masks_are_read_in_place(generator, dtype):
+    resource = pytest.importorskip("resource")
+    length = 8192
+    query, key, value = make(generator, np.float32, length, length, 1, 1)
+    bias = np.zeros((length, length), dtype)
+    sdpa(query[:, :, :9], key, value, window_size=(3, 0))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    out = sdpa(query, key, value, bias, window_size=(3, 0))
+    # A copy in float32 would be 256 MB; ru_maxrss counts kilobytes.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+    np.testing.assert_allclose(out, sdpa(query, key, value, window_size=(3, 0)), rtol=0, atol=1e-5)
 
 
 @every_type

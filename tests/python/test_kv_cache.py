@@ -68,6 +68,11 @@ def test_masks_and_score_changes(generator):
         reference.attention(query, key, value, bias, softcap=2.0, sink=np.float32([0.5, -1])),
         limit,
     )
+    half = bias.astype(np.float16)
+    np.testing.assert_array_equal(
+        cache.attention(query, attn_mask=half, is_causal=False),
+        cache.attention(query, attn_mask=half.astype(np.float32), is_causal=False),
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

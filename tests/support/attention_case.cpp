@@ -131,6 +131,7 @@ std::string AttentionCase::describe() const {
     text << " Swin " << relative.height << " x " << relative.width;
   }
   if (spec.dtype != DType::f32) text << ' ' << name(spec.dtype);
+  if (spec.mask.has_bias && bias.view().dtype != DType::f32) text << " bias of " << name(bias.view().dtype);
   if (spec.precision != Precision::strict) text << ' ' << name(spec.precision);
   if (pages) text << " pages of " << pages->key.view().shape[2];
   for (const auto& [given, name, tensor] : {std::tuple(spec.mask.has_key_lengths, "key_lengths", &key_lengths),

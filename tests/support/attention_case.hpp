@@ -36,9 +36,12 @@ struct AttentionCase {
   std::string describe() const;
 };
 
+// What a bias may be stored as, whatever the other operands are.
+constexpr DType bias_dtypes[] = {DType::f32, DType::bf16, DType::f16};
+
 // Contiguous tensors of the spec's dtype, of normal random numbers; what the mask needs is there: lengths in 0 .. S or T (some
 // 0, some whole), offsets in -T .. S, a full-size boolean mask that lets seven in ten keys through, a full-size normal bias
-// with one in ten -inf. ALiBi's slopes are the usual powers of two, sinks normal with one in ten -inf, tables
+// of f32 with one in ten -inf. ALiBi's slopes are the usual powers of two, sinks normal with one in ten -inf, tables
 // of relative positions normal. out and lse hold NaN.
 // Packed sequences have lengths in 0 .. T and 0 .. S, and a few rows lie behind the last. Segments are documents one after
 // another, stretches in any order, or numbers thrown about; six in ten blocks of a block mask are visible.
