@@ -353,7 +353,7 @@ TEST(MergeErrors, NameTheTensor) {
   expect_refused(overlap, {"lse overlaps out"});
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(MergeTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA(MergeTest);
 
 }  // namespace
 }  // namespace polyhead::testing

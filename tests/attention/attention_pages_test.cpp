@@ -166,7 +166,7 @@ TEST_P(PagesTest, WeightsReadKeysWhereTheyLie) {
       }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(PagesTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA(PagesTest);
 
 }  // namespace
 }  // namespace polyhead::testing

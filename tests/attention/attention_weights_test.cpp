@@ -367,7 +367,7 @@ TEST(WeightsErrors, NameTheArgument) {
   expect_type_refused(&AttentionInputs::key, TensorView(), "key is");
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(WeightsTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA(WeightsTest);
 
 }  // namespace
 }  // namespace polyhead::testing
