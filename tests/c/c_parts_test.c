@@ -25,7 +25,7 @@ static void fill(uint16_t* bits, int count, unsigned seed) {
   }
 }
 
-static polyhead_tensor tensor(const void* data, polyhead_dtype dtype, int rank, int64_t a, int64_t b, int64_t c, int64_t d) {
+static polyhead_tensor tensor(void* data, polyhead_dtype dtype, int rank, int64_t a, int64_t b, int64_t c, int64_t d) {
   polyhead_tensor result;
   int64_t shape[4];
   shape[0] = a, shape[1] = b, shape[2] = c, shape[3] = d;
