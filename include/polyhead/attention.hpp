@@ -187,7 +187,8 @@ inline AttentionOptions cached_attention_options() {
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const CachedAttentionInputs& inputs,
                                const AttentionOptions& options = cached_attention_options());
 
-// What attention_weights is asked for. Memory is that of the request and, for each thread, a megabyte or a row of weights.
+// What attention_weights is asked for. Memory is that of the request, a megabyte or a row of weights for each thread and, with
+// T5's bias, T + S numbers a head.
 struct AttentionWeightsRequest {
   TensorView heads{};  // i32 or i64 [n], query heads in any order; not given: all
   TensorView rows{};   // i32 or i64 [m], queries in any order; not given: all
@@ -198,10 +199,15 @@ struct AttentionWeightsRequest {
 };
 
 // The weights that attention with these inputs and options gives its values, for chosen heads and queries. inputs.value, out
-// and lse are not looked at. A row's weights and, with a sink, the sink's share add up to 1; a row without an allowed key has
-// weights of 0. At the cost of attention whose values are 256 numbers long. Bits do not depend on threads. Errors: as
-// attention, and unsupported for a block table.
+// and lse are not looked at. query and key are f32, bf16 or f16, not necessarily alike; weights are computed in f32 and never
+// rounded to fewer bits, also where attention rounds them on the way to its values. A row's weights and, with a sink, the
+// sink's share add up to 1; a row without an allowed key has weights of 0. At the cost of attention whose values are 256
+// numbers long. Bits do not depend on threads. Errors: as attention, and unsupported for packed sequences with a score_mod.
 POLYHEAD_EXPORT void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options,
                                        const AttentionWeightsRequest& request);
+// The same over a cache: S is the longest length of the call's sequences, and weights of keys that a ring has lost are 0. Keys
+// of i8 are the numbers that KvCache::read gives.
+POLYHEAD_EXPORT void attention_weights(const Runtime& runtime, const CachedAttentionInputs& inputs,
+                                       const AttentionOptions& options, const AttentionWeightsRequest& request);
 
 }  // namespace polyhead

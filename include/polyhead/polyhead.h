@@ -372,8 +372,9 @@ typedef struct polyhead_attention_options {
 POLYHEAD_EXPORT polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
                                                    const polyhead_attention_options* options);
 
-/* Attention weights of chosen heads and queries, and their sums over the queries. inputs->value, out and lse may be NULL.
- * Memory is allocated. Errors: as polyhead_attention, and unsupported for a block table. */
+/* Attention weights of chosen heads and queries, and their sums over the queries. inputs->value, out and lse may be NULL; query
+ * and key are f32, bf16 or f16, not necessarily alike. Memory is allocated. Errors: as polyhead_attention, and unsupported for
+ * packed sequences with a score_mod. */
 typedef struct polyhead_attention_weights_request {
   size_t struct_size;
   const polyhead_tensor* heads; /* i32 or i64 [n], query heads; NULL: all */
@@ -394,11 +395,11 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention_weights(const polyhead_runtim
  * out may be exactly out1 or out2, and lse exactly lse1 or lse2; any other overlap of an output is refused. */
 typedef struct polyhead_merge_inputs {
   size_t struct_size;
-  const polyhead_tensor* out1; /* f32 [B, heads, T, value_dim] */
+  const polyhead_tensor* out1; /* f32, bf16 or f16 [B, heads, T, value_dim] */
   const polyhead_tensor* lse1; /* f32 [B, heads, T] */
-  const polyhead_tensor* out2;
+  const polyhead_tensor* out2; /* of out1's type */
   const polyhead_tensor* lse2;
-  const polyhead_tensor* out;  /* f32 [B, heads, T, value_dim], written */
+  const polyhead_tensor* out;  /* [B, heads, T, value_dim], of out1's type, rounded once; written */
   const polyhead_tensor* lse;  /* optional f32 [B, heads, T], written */
   const polyhead_tensor* sink; /* optional f32 [heads], logits, -inf for none; parts are computed without it */
 } polyhead_merge_inputs;
@@ -513,6 +514,13 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_run_cached(const polyhea
 POLYHEAD_EXPORT polyhead_status polyhead_cached_attention(const polyhead_runtime* runtime,
                                                           const polyhead_cached_attention_inputs* inputs,
                                                           const polyhead_attention_options* options);
+
+/* Attention weights over a cache; see polyhead_attention_weights. inputs->out and lse may be NULL. S is the longest length of
+ * the call's sequences. options may be NULL: causal, bottom-right. */
+POLYHEAD_EXPORT polyhead_status polyhead_cached_attention_weights(const polyhead_runtime* runtime,
+                                                                  const polyhead_cached_attention_inputs* inputs,
+                                                                  const polyhead_attention_options* options,
+                                                                  const polyhead_attention_weights_request* request);
 
 /* ---- multi-head attention: projections, attention, output projection ---- */
 

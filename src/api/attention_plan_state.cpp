@@ -68,6 +68,17 @@ void check_outputs(const AttentionInputs& inputs) {
   check_no_overlap("lse", inputs.lse, "out", inputs.out);
 }
 
+plan::AttentionShape shape_of_plan(const AttentionSpec& spec, PlanUse use) {
+  plan::AttentionShape shape = shape_of(spec);
+  if (use == PlanUse::weights) shape.query_length = 0;
+  return shape;
+}
+
+// Of the pages that a run's keys lie in, as kernels find them.
+std::size_t page_table_bytes(const AttentionInputs& inputs, const CachedAttentionInputs* cached, std::int64_t batch) {
+  return cached ? whole_lines(static_cast<std::size_t>(batch) * sizeof(plan::KeyPages)) : api::block_table_bytes(inputs);
+}
+
 // Indices of a request, each in 0 .. count - 1; all of them where none are given.
 std::vector<std::int64_t> read_choice(const char* name, const TensorView& view, std::int64_t count) {
   std::vector<std::int64_t> chosen;
@@ -83,10 +94,10 @@ std::vector<std::int64_t> read_choice(const char* name, const TensorView& view, 
 
 }  // namespace
 
-AttentionPlanState::AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
+AttentionPlanState::AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime, PlanUse use)
     : spec_(api::resolve(spec)),
       isa_(runtime.isa()),
-      plan_(shape_of(spec_), spec_.mask,
+      plan_(shape_of_plan(spec_, use), spec_.mask,
             {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink, spec_.relative_bias,
              spec_.score_mod.empty() ? std::string() : spec_.score_mod.name, spec_.score_mod.classify != nullptr},
             spec_.length_invariant, spec_.precision, runtime.state()->kernels(), runtime.state()->scheduler()),
@@ -115,8 +126,7 @@ void AttentionPlanState::run(const AttentionInputs& inputs, const RunOptions& op
 
   TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
   const bool out_is_packed = !last_is_contiguous(out);
-  const std::size_t table_bytes =
-      cached ? whole_lines(static_cast<std::size_t>(shape.batch) * sizeof(plan::KeyPages)) : api::block_table_bytes(inputs);
+  const std::size_t table_bytes = page_table_bytes(inputs, cached, shape.batch);
   const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out);
   char* const side = bytes + table_bytes > 0 ? static_cast<char*>(lease.side_memory(table_bytes + bytes)) : nullptr;
   if (bytes > 0) {
@@ -158,17 +168,15 @@ plan::Explanation AttentionPlanState::explanation() const {
 }
 
 void AttentionPlanState::run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
-                                     const dispatch::KernelTable& kernels, void* context) const {
-  if (!inputs.block_table.empty()) {
-    throw Error(ErrorCode::unsupported, "attention_weights: block_table is given; expected keys that lie in key itself");
-  }
+                                     const dispatch::KernelTable& kernels, const CachedAttentionInputs* cached,
+                                     void* context) const {
   if (spec_.mask.is_packed && !spec_.score_mod.empty()) {
     throw Error(ErrorCode::unsupported,
                 "attention_weights: the mask is packed and a score_mod is given; expected a call for each sequence");
   }
-  const plan::AttentionShape shape = check_query_and_key(inputs);
+  const plan::AttentionShape shape = check_query_and_key(inputs, cached);
   const plan::AttentionPlan::LeaseHandle lease(plan_, nullptr);
-  plan::AttentionOperands operands = read_operands(inputs, shape, lease);
+  plan::AttentionOperands operands = read_operands(inputs, shape, lease, cached);
   ScoreModRun score_mod(spec_.score_mod, inputs.score_mod_context ? inputs.score_mod_context : context, isa_);
   operands.scores.mod = score_mod.for_kernel();
   const std::vector<std::int64_t> heads = read_choice("heads", request.heads, shape.heads),
@@ -187,6 +195,7 @@ void AttentionPlanState::run_weights(const AttentionInputs& inputs, const Attent
     check_apart_from_inputs(name, output, inputs);
     check_no_overlap(name, output, "heads", request.heads);
     check_no_overlap(name, output, "rows", request.rows);
+    if (cached) check_no_overlap(name, output, "sequences", cached->sequences);
   };
   const auto set_strides = [](const TensorView& view, std::ptrdiff_t* strides) {
     for (int i = 0; i < view.rank; ++i) strides[i] = view.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
@@ -207,19 +216,22 @@ void AttentionPlanState::run_weights(const AttentionInputs& inputs, const Attent
   if (shape.batch == 0 || wanted.head_count == 0 || shape.key_length == 0) return;
 
   TensorView query = inputs.query, key = inputs.key;
-  if (const std::size_t bytes = packed_bytes(query) + packed_bytes(key)) {
-    auto* memory = static_cast<char*>(lease.side_memory(bytes + 2 * 64));
-    for (TensorView* view : {&query, &key}) {
-      if (last_is_contiguous(*view)) continue;
-      const TensorView packed = stand_in(*view, &memory);
-      copy_tensor(plan_.scheduler(), *view, packed);
-      *view = packed;
-    }
+  const std::size_t table_bytes = page_table_bytes(inputs, cached, shape.batch);
+  const std::size_t bytes = table_bytes + packed_bytes(query) + packed_bytes(key);
+  char* const side = bytes > 0 ? static_cast<char*>(lease.side_memory(bytes)) : nullptr;
+  char* memory = side + table_bytes;
+  for (TensorView* view : {&query, &key}) {
+    if (last_is_contiguous(*view)) continue;
+    const TensorView packed = stand_in(*view, &memory);
+    copy_tensor(plan_.scheduler(), *view, packed);
+    *view = packed;
   }
   operands.query = query.data;
   operands.key = key.data;
   byte_strides(query, operands.query_strides);
   byte_strides(key, operands.key_strides);
+  if (cached) api::read_cache(*cached, lease.key_lengths(), reinterpret_cast<plan::KeyPages*>(side), &operands);
+  if (!inputs.block_table.empty()) api::read_block_table(inputs, side, &operands);
   spread_relative_bias(inputs, lease, operands);
   plan::run_weights(operands, wanted, kernels, plan_.scheduler());
   score_mod.rethrow();
@@ -258,7 +270,9 @@ plan::AttentionShape AttentionPlanState::check_query_and_key(const AttentionInpu
 plan::AttentionShape AttentionPlanState::check_shapes(const AttentionInputs& inputs,
                                                       const CachedAttentionInputs* cached) const {
   const plan::AttentionShape shape = check_query_and_key(inputs, cached);
-  if (!cached && inputs.block_table.empty()) {
+  if (!inputs.block_table.empty()) {
+    api::check_pages_of_values(spec_, inputs);
+  } else if (!cached) {
     check_tensor("value", inputs.value, key_dtype(spec_), {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
   }
   check_tensor("out", inputs.out, out_dtype(spec_), {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});

@@ -134,25 +134,39 @@ TEST_P(PagesTest, WhatDoesNotFitIsNamed) {
       "a last dimension with a stride of 1");
 }
 
-TEST_P(PagesTest, WeightsWantKeysInOneTensor) {
+// Weights need no values; pages have room for more keys than an item has, whose weights are 0.
+TEST_P(PagesTest, WeightsReadKeysWhereTheyLie) {
   Random random(73);
-  AttentionSpec spec = attention_spec(1, 2, 2, 3, 20, 16, 16, Mask::key_lengths());
-  spec.dtype = DType::f32;
-  const AttentionCase test = make_case(spec, random);
-  const Tensor received(DType::f32, {1, 2, 20});
-  AttentionWeightsRequest request;
-  request.received = received;
-  EXPECT_NO_THROW(attention_weights(runtime(), test.inputs(), test.options(), request));
-  try {
-    attention_weights(runtime(), Pages(test, 8, 1, false, random).inputs(test.inputs()), test.options(), request);
-    ADD_FAILURE() << "was accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unsupported);
-    EXPECT_NE(std::string(error.what()).find("block_table is given"), std::string::npos) << error.what();
-  }
+  for (const DType dtype : attention_dtypes())
+    for (const std::int64_t tokens : {1, 8, 300})
+      for (const Mask& mask :
+           {Mask::key_lengths(), Mask::key_lengths() & Mask::causal(Causal::bottom_right) & Mask::window(50, 0, 3)}) {
+        AttentionSpec spec = attention_spec(2, 4, 2, 6, 290, 16, 12, mask);
+        spec.dtype = dtype;
+        AttentionCase test = make_case(spec, random);
+        test.key_lengths = integers(DType::i64, {290, 131});
+        const Pages pages(test, tokens, 1, random.chance(0.5), random);
+        const std::int64_t room = pages.table.view().shape[1] * tokens;
+        const Tensor weights(DType::f32, {2, 4, 6, 290}), in_pages(DType::f32, {2, 4, 6, room}),
+            received(DType::f32, {2, 4, room});
+        AttentionWeightsRequest request;
+        request.weights = weights;
+        attention_weights(runtime(), test.inputs(), test.options(), request);
+        AttentionInputs inputs = pages.inputs(test.inputs());
+        inputs.value = inputs.out = TensorView();
+        const std::string where = test.describe() + ", pages of " + std::to_string(tokens);
+        for (const int threads : {1, 2}) {
+          fill(in_pages, std::numeric_limits<double>::quiet_NaN());
+          request.weights = in_pages, request.received = received;
+          attention_weights(runtime(threads), inputs, test.options(), request);
+          const TensorView known = slice(in_pages, 3, 0, 290), rest = slice(in_pages, 3, 290, room);
+          EXPECT_TRUE(same_bits(weights, known)) << where << ": " << first_difference(weights, known);
+          for_each_offset(rest, [&](std::int64_t offset) { ASSERT_EQ(load(rest, offset), 0) << where; });
+        }
+      }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(PagesTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA(PagesTest);
 
 }  // namespace
 }  // namespace polyhead::testing

@@ -1,4 +1,5 @@
-/* Caches that store bf16, f16 and i8 from C99, under queries of f32: by one call, and by a plan that names both types. */
+/* Caches that store bf16, f16 and i8 from C99, under queries of f32: by one call, and by a plan that names both types; and the
+ * weights of attention over them. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,6 +42,41 @@ static double worst_error(const float* keys, const float* values) {
   return worst;
 }
 
+/* Weights of one query of two heads over these keys, the larger heads' first, and what keys receive of all heads. */
+static void test_weights(const polyhead_runtime* runtime, const polyhead_cached_attention_inputs* given, const float* keys) {
+  static const int32_t chosen[2] = {3, 0};
+  static const int64_t list_shape[1] = {2}, shape[4] = {1, 2, 1, length}, received_shape[3] = {1, heads, length};
+  polyhead_attention_weights_request request = POLYHEAD_INIT(polyhead_attention_weights_request);
+  polyhead_cached_attention_inputs inputs = *given;
+  polyhead_tensor views[3];
+  float weights[2 * length], received[heads * length];
+  int i, s, d;
+  inputs.out = inputs.lse = NULL; /* not looked at */
+  SUCCEEDS(polyhead_tensor_init(&views[0], chosen, POLYHEAD_I32, 1, list_shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&views[1], weights, POLYHEAD_F32, 4, shape, NULL));
+  SUCCEEDS(polyhead_tensor_init(&views[2], received, POLYHEAD_F32, 3, received_shape, NULL));
+  request.heads = &views[0], request.weights = &views[1];
+  SUCCEEDS(polyhead_cached_attention_weights(runtime, &inputs, NULL, &request));
+  request.heads = request.weights = NULL, request.received = &views[2];
+  SUCCEEDS(polyhead_cached_attention_weights(runtime, &inputs, NULL, &request));
+  for (i = 0; i < 2; ++i) {
+    const int h = chosen[i], g = h / (heads / kv_heads);
+    double right[length], sum = 0;
+    for (s = 0; s < length; ++s) {
+      double score = 0;
+      for (d = 0; d < dim; ++d) score += (double)query[h * dim + d] * keys[(g * length + s) * dim + d];
+      sum += right[s] = exp(score / sqrt((double)dim));
+    }
+    for (s = 0; s < length; ++s) CHECK(fabs(weights[i * length + s] - right[s] / sum) < 4e-6);
+    for (s = 0; s < length; ++s) CHECK(received[h * length + s] == weights[i * length + s]);
+  }
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "runtime", polyhead_cached_attention_weights(NULL, &inputs, NULL, &request));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "request", polyhead_cached_attention_weights(runtime, &inputs, NULL, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "inputs", polyhead_cached_attention_weights(runtime, NULL, NULL, &request));
+  inputs.cache = NULL;
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "cache", polyhead_cached_attention_weights(runtime, &inputs, NULL, &request));
+}
+
 /* bound: of what the type loses. */
 static void test_stored(const polyhead_runtime* runtime, polyhead_dtype dtype, double bound) {
   static const int64_t query_shape[4] = {1, heads, 1, dim}, key_shape[4] = {1, kv_heads, length, dim};
@@ -70,6 +106,7 @@ static void test_stored(const polyhead_runtime* runtime, polyhead_dtype dtype, d
   SUCCEEDS(polyhead_cached_attention(runtime, &inputs, NULL));
   CHECK(worst_error(key, value) < bound && worst_error(key, value) > 1e-6);
   CHECK(worst_error(stored_key, stored_value) < 1e-4);
+  test_weights(runtime, &inputs, stored_key);
 
   mask.causal = POLYHEAD_CAUSAL_BOTTOM_RIGHT, mask.has_key_lengths = 1;
   attention.batch = 1, attention.heads = heads, attention.kv_heads = kv_heads, attention.query_length = 1;

@@ -479,6 +479,132 @@ TEST_P(CachedAttentionTest, ARingRunsOn) {
   }
 }
 
+// Weights over any cache are those over the same keys in one tensor, bit for bit.
+TEST_P(CachedAttentionTest, WeightsAreThoseOfPlainAttention) {
+  Random random(41);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto check_weights = [&](const AttentionCase& test, const KvCache& cache, const Tensor& expected,
+                                 const std::string& what) {
+    const auto& shape = expected.view().shape;
+    std::vector<std::int64_t> which;
+    for (std::int64_t b = 0; b < shape[0]; ++b) which.push_back(2 * b + 1);
+    const Tensor sequences = integers(DType::i64, which), weights(DType::f32, {shape[0], shape[1], shape[2], shape[3]});
+    const Tensor received(DType::f32, {shape[0], 1, shape[3]}), head = integers(DType::i32, {shape[1] - 1});
+    CachedAttentionInputs inputs = cached_inputs(test, cache, sequences);
+    inputs.out = inputs.lse = TensorView();  // not looked at
+    for (const int threads : {1, 2}) {
+      fill(weights, nan), fill(received, nan);
+      AttentionWeightsRequest request;
+      request.weights = weights;
+      attention_weights(runtime(threads), inputs, test.options(), request);
+      ASSERT_TRUE(same_bits(expected, weights)) << what << ": " << first_difference(expected, weights);
+      EXPECT_TRUE(weights.surroundings_intact());
+      request = {};
+      request.heads = head, request.received = received;
+      attention_weights(runtime(threads), inputs, test.options(), request);
+      for (std::int64_t b = 0; b < shape[0]; ++b)
+        for (std::int64_t s = 0; s < shape[3]; ++s) {
+          double sum = 0;
+          for (std::int64_t t = 0; t < shape[2]; ++t) sum += expected({b, shape[1] - 1, t, s});
+          ASSERT_NEAR(received({b, 0, s}), sum, 1e-6 * (1 + sum)) << what;
+        }
+    }
+  };
+  const auto plain_weights = [&](const AttentionCase& test) {
+    const AttentionSpec& spec = test.spec;
+    const Tensor weights(DType::f32, {spec.batch, spec.heads, spec.query_length, spec.key_length});
+    AttentionWeightsRequest request;
+    request.weights = weights;
+    attention_weights(runtime(), test.inputs(), test.options(), request);
+    // By the formula, to f32's bound whatever is stored.
+    const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true);
+    double largest = 0;
+    for (const double score : expected.score_magnitude.values) largest = std::max(largest, std::isfinite(score) ? score : 0.0);
+    EXPECT_TRUE(array_matches(expected.weights, weights, 2e-6 + 0x1p-22 * largest, 0, test.describe()));
+    return weights;
+  };
+  for (const DType dtype : attention_dtypes())
+    for (const std::int64_t query_length : {1, 5, 40})
+      for (const Mask& mask : {Mask::causal(Causal::bottom_right), Mask::none(),
+                               Mask::causal(Causal::bottom_right) & Mask::window(40, 0, 4), Mask::boolean() & Mask::bias()}) {
+        if (slow() && query_length == 40) continue;
+        AttentionSpec spec = attention_spec(1, 4, 2, query_length, 0, 20, 16, mask);
+        spec.dtype = dtype;
+        spec.has_sink = spec.has_alibi = query_length == 5;
+        if (query_length == 1 && !mask.has_bias) spec.relative_bias = RelativeBias::t5();
+        const AttentionCase test = with_lengths(spec, {130, 0, 599, query_length}, random);
+        const Tensor expected = plain_weights(test);
+        for (const Layout& layout : layouts) {
+          KvCacheSpec kept = cache_spec(layout.kind, 1, 2, 20, 16, 0, layout.page_tokens);
+          if (layout.kind == CacheKind::contiguous) kept.capacity = 600;
+          check_weights(test, fill_cache(test, kept, random), expected, test.describe() + ", " + describe(kept));
+        }
+      }
+  // Rings, that have lost keys or not: what is gone weighs nothing.
+  for (const DType dtype : attention_dtypes())
+    for (const std::int64_t query_length : {1, 9})
+      for (const std::int64_t window : {1, 64, 300}) {
+        AttentionSpec spec =
+            attention_spec(1, 4, 2, query_length, 0, 24, 20, Mask::causal(Causal::bottom_right) & Mask::window(window - 1, 0));
+        spec.dtype = dtype;
+        const std::int64_t capacity = window + query_length + 2;
+        const AttentionCase test = with_lengths(spec, {query_length, capacity + 1, 3 * capacity + 11, 777}, random);
+        KvCacheSpec ring = cache_spec(CacheKind::ring, 1, 2, 24, 20, capacity);
+        ring.window = window;
+        const KvCache cache = fill_cache(test, ring, random);
+        const Tensor expected = plain_weights(test);
+        check_weights(test, cache, expected, test.describe() + ", " + describe(ring));
+        AttentionCase bare = test;
+        bare.spec.mask = Mask::causal(Causal::bottom_right);
+        check_weights(bare, cache, expected, "no window asked for, " + describe(ring));
+      }
+}
+
+// Queries of another type than the cache's, and what is refused.
+TEST_P(CachedAttentionTest, WeightsOfQueriesOfAnyType) {
+  Random random(42);
+  for (const DType stored : attention_dtypes())
+    for (const DType of_query : attention_dtypes()) {
+      AttentionSpec spec = attention_spec(1, 4, 2, 6, 0, 16, 16, Mask::causal(Causal::bottom_right));
+      spec.dtype = stored;
+      AttentionCase test = with_lengths(spec, {300, 41}, random);
+      const KvCache cache = fill_cache(test, cache_spec(CacheKind::paged, 1, 2, 16, 16, 0, 7), random);
+      const Tensor query(of_query, {2, 4, 6, 16});
+      fill_normal(query, random);
+      test.query = query;
+      const Tensor sequences = integers(DType::i64, {1, 3}), weights(DType::f32, {2, 4, 6, 300});
+      CachedAttentionInputs inputs = cached_inputs(test, cache, sequences);
+      AttentionWeightsRequest request;
+      request.weights = weights;
+      attention_weights(runtime(), inputs, test.options(), request);
+      const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true);
+      EXPECT_TRUE(array_matches(expected.weights, weights, 1e-5, 0, std::string(name(of_query)) + " over " + name(stored)));
+      const auto message = [&](const CachedAttentionInputs& changed, const AttentionWeightsRequest& asked) {
+        try {
+          attention_weights(runtime(), changed, test.options(), asked);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+          return std::string(error.what());
+        }
+        return std::string("was accepted");
+      };
+      const auto has = [](const std::string& text, const char* part) {
+        EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
+      };
+      request.weights = slice(weights, 3, 0, 299);
+      has(message(inputs, request), "weights is f32[2, 4, 6, 299], expected f32[2, 4, 6, 300]");
+      request.weights = TensorView();
+      has(message(inputs, request), "weights is not given, nor is received");
+      request.weights = weights;
+      const Tensor missing = integers(DType::i64, {1, 5});
+      inputs.sequences = missing;
+      has(message(inputs, request), "sequences[1] is 5");
+      inputs.sequences = sequences;
+      inputs.cache = nullptr;
+      has(message(inputs, request), "cache is not given");
+    }
+}
+
 TEST_P(CachedAttentionTest, ForkedSequencesAnswerAlikeAndThenApart) {
   Random random(37);
   const AttentionCase test =

@@ -152,7 +152,7 @@ void poison(const AttentionCase& test, Random& random) {
       }
 }
 
-// The weights of all rows on every instruction set.
+// The weights of all rows on every instruction set: f32 whatever query and keys are, and held to f32's bound.
 ::testing::AssertionResult weights_match(const AttentionCase& test, const std::string& where) {
   const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true, test.score_function);
   const Tensor weights(
@@ -161,7 +161,7 @@ void poison(const AttentionCase& test, Random& random) {
   request.weights = weights;
   for (const Isa isa : isas_of(test.spec)) {
     fill(weights, not_a_number);
-    attention_weights(runtime_on(isa, 1), test.inputs(), test.options(), request);
+    attention_weights(runtime_on(isa, 1), test.in_pages(test.inputs()), test.options(), request);
     const auto keys = static_cast<std::size_t>(std::max<std::int64_t>(expected.weights.shape[3], 1));
     for (std::size_t i = 0; i < expected.weights.values.size(); ++i) {
       const double right = expected.weights.values[i], weight = static_cast<double>(weights.f32()[i]);
@@ -176,14 +176,14 @@ void poison(const AttentionCase& test, Random& random) {
   return ::testing::AssertionSuccess();
 }
 
-// Weights of packed sequences do not go with a score modification, nor any with a block table.
+// Weights of packed sequences do not go with a score modification.
 ::testing::AssertionResult weights_are_refused(const AttentionCase& test, const char* words, const std::string& where) {
   const Tensor weights(DType::f32,
                        {test.query.view().shape[0], test.spec.heads, test.query.view().shape[2], test.key.view().shape[2]});
   AttentionWeightsRequest request;
   request.weights = weights;
   try {
-    attention_weights(runtime_on(default_isa()), test.in_pages(test.inputs()), test.options(), request);
+    attention_weights(runtime_on(default_isa()), test.inputs(), test.options(), request);
   } catch (const Error& error) {
     const bool told = std::string(error.what()).find(words) != std::string::npos;
     if (told && error.code() == ErrorCode::unsupported) return ::testing::AssertionSuccess();
@@ -215,8 +215,7 @@ std::string names_of(const std::vector<const Feature*>& chosen) {
   poison(test, random);
   if (page_tokens > 0) test.pages = std::make_shared<const Pages>(test, page_tokens, 0, random.chance(0.5), random);
   if (auto result = run_everywhere(test, where); !result) return result;
-  if (dtype != DType::f32 || spec.precision != Precision::strict) return ::testing::AssertionSuccess();
-  if (test.pages) return weights_are_refused(test, "block_table is given", where);
+  if (spec.precision != Precision::strict) return ::testing::AssertionSuccess();
   if (spec.mask.is_packed && !spec.score_mod.empty())
     return weights_are_refused(test, "the mask is packed and a score_mod is given", where);
   return weights_match(test, where);

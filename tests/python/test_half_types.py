@@ -114,6 +114,49 @@ def test_types_may_not_be_mixed(generator, dtype):
 
 
 @every_type
+def test_attention_weights(generator, dtype):
+    """Weights are float32 and not rounded, whatever query and key are; the two may be of types of their own."""
+    query, key, _ = make(generator, dtype, rows=9, columns=20)
+    wide = query.astype(np.float32), key.astype(np.float32)
+    expected = polyhead.attention_weights(*wide, is_causal=True)
+    for given in [(query, key), (wide[0], key), (query, wide[1])]:
+        weights = polyhead.attention_weights(*given, is_causal=True)
+        assert weights.dtype == np.float32
+        np.testing.assert_allclose(weights, expected, atol=4e-6)
+        assert not np.triu(weights, 1).any()
+        np.testing.assert_allclose(weights.sum(-1, dtype=np.float64), 1, atol=1e-6)
+        some = polyhead.attention_weights(*given, is_causal=True, heads=[3], rows=[8, 0])
+        np.testing.assert_array_equal(some, weights[:, [3]][:, :, [8, 0]])
+        received = polyhead.attention_weights(*given, is_causal=True, received=True)
+        np.testing.assert_allclose(received, weights.sum(2), atol=1e-5)
+    with pytest.raises(TypeError, match="key: data type is float64, expected float32, float16 or bfloat16"):
+        polyhead.attention_weights(query, wide[1].astype(np.float64))
+
+
+@every_type
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_merge(generator, dtype, batch):
+    """What the merge of the same numbers in float32 rounds to."""
+    draw = lambda *shape: generator.standard_normal((*batch, *shape), np.float32)
+    parts = [(draw(4, 5, 16).astype(dtype), draw(4, 5)) for _ in range(2)]
+    wide = [(out.astype(np.float32), lse) for out, lse in parts]
+    sink = generator.standard_normal(4).astype(np.float32)
+    out, lse = polyhead.merge(*parts[0], *parts[1], sink=sink)
+    expected, expected_lse = polyhead.merge(*wide[0], *wide[1], sink=sink)
+    assert out.dtype == dtype and lse.dtype == np.float32
+    np.testing.assert_array_equal(out.view(np.uint16), expected.astype(dtype).view(np.uint16))
+    np.testing.assert_array_equal(lse, expected_lse)
+    own, own_lse = polyhead.merge(*parts[0], *parts[1], sink=sink, out=parts[1][0], lse=parts[1][1])
+    assert own is parts[1][0] and own.tobytes() == out.tobytes() and own_lse.tobytes() == lse.tobytes()
+    with pytest.raises(TypeError, match=f"out2: data type is float32, expected {dtype.name}, out1's"):
+        polyhead.merge(*parts[0], *wide[1])
+    with pytest.raises(TypeError, match=f"out: data type is float32, expected {dtype.name}, out1's"):
+        polyhead.merge(*parts[0], *parts[1], out=np.empty(out.shape, np.float32))
+    with pytest.raises(TypeError, match=f"lse1: data type is {dtype.name}, expected float32"):
+        polyhead.merge(parts[0][0], parts[0][1].astype(dtype), *parts[1])
+
+
+@every_type
 @pytest.mark.parametrize("operands", ["float32", "the same"])
 def test_numbers_of_heads_and_tables(generator, dtype, operands):
     """Slopes, sinks and tables of 16 bits are what they are in float32, whatever the operands are."""

@@ -258,6 +258,42 @@ def test_rotation_of_halves(generator):
         polyhead.KvCache("contiguous", **rotary, dtype="float64")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", "int8"])
+def test_attention_weights(generator, kind, stored):
+    """Those over the numbers that the cache holds."""
+    cache = polyhead.KvCache(**KINDS[kind], sequences=3, kv_heads=2, head_dim=16, dtype=stored)
+    key = draw(generator, 2, 2, 40, 16)
+    cache.append(key, key, sequences=[2, 0], lengths=[40, 31])
+    query = draw(generator, 2, 4, 5, 16)
+    weights = cache.attention_weights(query, sequences=[2, 0])
+    assert weights.shape == (2, 4, 5, 40) and weights.dtype == np.float32
+    for b, (sequence, length) in enumerate([(2, 40), (0, 31)]):
+        held = cache.read(sequence)[0][None]
+        plain = polyhead.attention_weights(query[b : b + 1], held, causal="bottom_right")
+        np.testing.assert_allclose(weights[b, :, :, :length], plain[0], atol=4e-6)
+        assert not weights[b, :, :, length:].any()
+        assert not np.triu(weights[b], length - 5 + 1).any()
+    some = cache.attention_weights(query, sequences=[2, 0], heads=[3, 1], rows=[4, 0])
+    np.testing.assert_array_equal(some, weights[:, [3, 1]][:, :, [4, 0]])
+    received = cache.attention_weights(query, sequences=[2, 0], received=True)
+    np.testing.assert_allclose(received, weights.sum(2), atol=1e-5)
+    options = dict(window=7, softcap=2.0, sink=np.float32([0.5, -1, 2, -np.inf]), alibi_slopes=np.float32([0.1, 0.2, 0, -0.1]))
+    changed = cache.attention_weights(query[:1].astype(np.float16), sequences=[2], **options)
+    held = cache.read(2)[0][None]
+    del options["window"]
+    plain = polyhead.attention_weights(
+        query[:1].astype(np.float16), held, causal="bottom_right", window_size=(6, -1), **options
+    )
+    np.testing.assert_allclose(changed, plain, atol=4e-6)
+    with pytest.raises(ValueError, match=r"heads\[0\] is 4, expected 0 to 3"):
+        cache.attention_weights(query, sequences=[2, 0], heads=[4])
+    with pytest.raises(ValueError, match=r"sequences\[1\] is 3"):
+        cache.attention_weights(query, sequences=[2, 3])
+    with pytest.raises(ValueError, match="offsets: is given together with is_causal=True"):
+        cache.attention_weights(query, sequences=[2, 0], offsets=[0, 0])
+
+
 @pytest.mark.parametrize("rows", [1, 20])
 def test_integers(generator, rows):
     """A quarter of the memory: 1e-4 from the numbers that are stored, about a percent from those appended."""
