@@ -487,7 +487,8 @@ POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_save(const polyhead_kv_cache* 
 /* Errors: io_error for a file that cannot be read or is not what was saved. */
 POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_load(const char* path, polyhead_kv_cache** cache);
 
-/* Row b of the tensors, or packed sequence b, belongs to sequence sequences[b]; S is the longest of these sequences' lengths. */
+/* Row b of the tensors, or packed sequence b, belongs to sequence sequences[b]; S is the longest of these sequences' lengths.
+ */
 typedef struct polyhead_cached_attention_inputs {
   size_t struct_size;
   const polyhead_kv_cache* cache;

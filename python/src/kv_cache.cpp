@@ -1,6 +1,7 @@
 // KvCache: keys and values of past tokens, and attention over them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -130,10 +131,15 @@ nb::object output(nb::handle given, nb::handle query_array, const BorrowedArray&
 nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb::handle attn_mask, bool is_causal,
                   std::optional<std::int64_t> window, std::optional<double> scale, double softcap, nb::handle alibi_slopes,
                   nb::handle sink, nb::handle precision, nb::handle out, nb::handle relative_bias, nb::handle score_mod,
-                  std::int64_t sink_token_length, bool return_lse, nb::handle offsets) {
+                  std::int64_t sink_token_length, bool return_lse, nb::handle offsets, nb::handle cu_seqlens_q,
+                  nb::handle query_lengths, nb::handle prefix_lengths, nb::handle block_mask,
+                  std::optional<std::pair<std::int64_t, std::int64_t>> block_size) {
   const BorrowedArray queries = borrow_rows(query, "query");
   const std::optional<BorrowedArray> which = borrow_integers(sequences, "sequences"), mask = borrow_mask(attn_mask),
-                                     diagonals = borrow_integers(offsets, "offsets");
+                                     diagonals = borrow_integers(offsets, "offsets"),
+                                     query_ends = borrow_integers(cu_seqlens_q, "cu_seqlens_q"),
+                                     query_counts = borrow_integers(query_lengths, "query_lengths"),
+                                     prefixes = borrow_integers(prefix_lengths, "prefix_lengths");
   const std::int64_t heads = queries.view().shape[1];
   const std::optional<BorrowedArray> slopes = borrow_head_numbers(alibi_slopes, "alibi_slopes", heads),
                                      sinks = borrow_head_numbers(sink, "sink", heads);
@@ -147,6 +153,10 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
   if (is_causal && diagonals) throw invalid("offsets: is given together with is_causal=True, expected it with is_causal=False");
   if (window && *window < 1) throw invalid("window: is " + std::to_string(*window) + ", expected 1 key or more, or None");
   options.mask = options.mask & to_window({window.value_or(0) - 1, -1}, sink_token_length);
+  options.mask.is_packed = query_ends.has_value();
+  options.mask.has_query_lengths = query_counts.has_value();
+  options.mask.has_prefix = prefixes.has_value();
+  const std::optional<BorrowedArray> blocks = borrow_blocks(block_mask, block_size, options.mask);
   options.scale = scale;
   options.softcap = softcap;
   options.has_alibi = slopes.has_value();
@@ -158,6 +168,10 @@ nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb
   inputs.out = target.view();
   inputs.sequences = view_of(which);
   inputs.offsets = view_of(diagonals);
+  inputs.cumulative_query_lengths = view_of(query_ends);
+  inputs.query_lengths = view_of(query_counts);
+  inputs.prefix_lengths = view_of(prefixes);
+  inputs.block_mask = view_of(blocks);
   inputs.alibi_slopes = view_of(slopes);
   inputs.sink = view_of(sinks);
   inputs.relative_bias_table = view_of(table);
@@ -235,6 +249,11 @@ is set (its diagonal ends at the sequence's last token). window: how many keys a
 sink_token_length: so many first keys beside them (not over a ring). offsets: int32 or int64 [batch], where the first query stands
 for window, alibi_slopes and relative_bias without is_causal (None: at the first token). attn_mask broadcasts to
 [batch, heads, T, S], S being the longest sequence.
+query_lengths: [batch], queries from there on are not computed and give zeros. prefix_lengths: [batch], keys before are seen by every
+query, whatever is_causal says; block_mask: bool or uint8, broadcastable to [batch, heads, ceil(T / queries), ceil(S / keys)] with
+block_size=(queries, keys), False hides the block (these two not over a ring).
+cu_seqlens_q: packed queries, int32 or int64 [n + 1], 0 and then where the queries of each of n sequences end: query, out and lse are
+then [1, heads, total queries, ...], "batch" is n, and T the longest of them.
 Returns [batch, heads, T, value_dim] of query's type, or out, which may be of another one of these; with return_lse that and lse,
 float32 [batch, heads, T], the natural log of each softmax's denominator.)";
 
@@ -273,7 +292,9 @@ void register_kv_cache(nb::module_& module) {
            nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sink") = nb::none(), nb::arg("precision") = "strict", nb::arg("out") = nb::none(),
            nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(), nb::arg("sink_token_length") = 0,
-           nb::arg("return_lse") = false, nb::arg("offsets") = nb::none(), attention_documentation)
+           nb::arg("return_lse") = false, nb::arg("offsets") = nb::none(), nb::arg("cu_seqlens_q") = nb::none(),
+           nb::arg("query_lengths") = nb::none(), nb::arg("prefix_lengths") = nb::none(), nb::arg("block_mask") = nb::none(),
+           nb::arg("block_size") = nb::none(), attention_documentation)
       .def("rotate_queries", &rotate_queries, nb::arg("query"), nb::kw_only(), nb::arg("sequences") = nb::none(),
            nb::arg("positions") = nb::none(), nb::arg("out") = nb::none(),
            "The rotation of keys for queries [batch, heads, T, head_dim], at positions[b] + t; None: at the last T tokens.\n"

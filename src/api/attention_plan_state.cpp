@@ -115,9 +115,8 @@ void AttentionPlanState::run(const AttentionInputs& inputs, const RunOptions& op
 
   TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
   const bool out_is_packed = !last_is_contiguous(out);
-  const std::size_t table_bytes =
-      cached ? whole_lines(static_cast<std::size_t>(operands.shape.batch) * sizeof(plan::KeyPages))
-             : api::block_table_bytes(inputs);
+  const std::size_t table_bytes = cached ? whole_lines(static_cast<std::size_t>(operands.shape.batch) * sizeof(plan::KeyPages))
+                                         : api::block_table_bytes(inputs);
   const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out);
   char* const side = bytes + table_bytes > 0 ? static_cast<char*>(lease.side_memory(table_bytes + bytes)) : nullptr;
   if (bytes > 0) {
@@ -237,10 +236,8 @@ plan::AttentionShape AttentionPlanState::check_query_and_key(const AttentionInpu
   if (in_pages) {
     api::check_mask_over_pages(spec_.mask);
     api::check_sequences_given(spec_.mask, sequence_tensors(inputs), true);
-    const std::int64_t items =
-        spec_.mask.is_packed ? api::packed_sequences(inputs.cumulative_query_lengths) : shape.batch;
-    shape.key_length =
-        cached ? api::check_cache(spec_, *cached, items) : api::check_block_table(spec_, inputs, items);
+    const std::int64_t items = spec_.mask.is_packed ? api::packed_sequences(inputs.cumulative_query_lengths) : shape.batch;
+    shape.key_length = cached ? api::check_cache(spec_, *cached, items) : api::check_block_table(spec_, inputs, items);
   } else {
     check_tensor("key", inputs.key, key_dtype(spec_), {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
     shape.key_length = inputs.key.shape[2];
@@ -302,8 +299,8 @@ plan::AttentionOperands AttentionPlanState::read_operands(const AttentionInputs&
   const std::int64_t query_total = shape.query_length;
   if (spec_.mask.is_packed) {
     const bool in_pages = cached || !inputs.block_table.empty();
-    scores_shape = api::read_packed(sequence_tensors(inputs), in_pages, shape.heads, query_total, shape.key_length,
-                                    lease.sequences());
+    scores_shape =
+        api::read_packed(sequence_tensors(inputs), in_pages, shape.heads, query_total, shape.key_length, lease.sequences());
     shape.batch = scores_shape.batch;
     shape.query_length = scores_shape.query_length;
     shape.key_length = scores_shape.key_length;

@@ -109,8 +109,8 @@ TEST_P(PagesTest, SequencesGiveTheBitsOfPlainAttention) {
 // A sequence is its own, whatever else the call has: the bits that it gives alone in a call without packing.
 TEST_P(PagesTest, APackedSequenceGivesTheBitsThatItGivesAlone) {
   Random random(142);
-  AttentionSpec spec = attention_spec(4, 4, 2, 40, 160, 32, 32,
-                                      Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::key_lengths());
+  AttentionSpec spec =
+      attention_spec(4, 4, 2, 40, 160, 32, 32, Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::key_lengths());
   AttentionCase test = make_case(spec, random);
   const std::vector<std::int64_t> query_ends = {0, 1, 33, 33, 73}, lengths = {150, 40, 16, 97};
   test.query = Tensor(spec.dtype, {1, 4, 73, 32}), test.out = Tensor(spec.dtype, {1, 4, 73, 32});
@@ -168,8 +168,8 @@ TEST_P(PagesTest, LongPackedSequencesAreSplitAlike) {
 // No sequence at all, with and without rows behind the last; sequences without queries or keys.
 TEST_P(PagesTest, EmptyPackedSequencesAreLegal) {
   Random random(144);
-  AttentionSpec spec = attention_spec(3, 2, 1, 8, 32, 16, 16,
-                                      Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::key_lengths());
+  AttentionSpec spec =
+      attention_spec(3, 2, 1, 8, 32, 16, 16, Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::key_lengths());
   const AttentionCase test = make_case(spec, random);
   const Pages pages(test, 8, 0, false, random);
   const Tensor query(spec.dtype, {1, 2, 5, 16}), out(spec.dtype, {1, 2, 5, 16}), lse(DType::f32, {1, 2, 5});

@@ -226,8 +226,7 @@ TEST_P(CachedAttentionTest, LongPackedSequencesAreSplitAlike) {
   Random random(49);
   if (slow()) GTEST_SKIP() << "minutes with the scalar kernels";
   for (const std::int64_t query_length : {1, 20}) {
-    AttentionSpec spec =
-        attention_spec(1, 4, 2, query_length, 0, 48, 48, Mask::packed() & Mask::causal(Causal::bottom_right));
+    AttentionSpec spec = attention_spec(1, 4, 2, query_length, 0, 48, 48, Mask::packed() & Mask::causal(Causal::bottom_right));
     check(with_lengths(spec, {9000, 2049, 0, 6000}, random), random, false);
     for (const std::int64_t window : {100, 5000}) {
       spec.mask = Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::window(window - 1, 0);

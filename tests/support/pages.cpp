@@ -26,8 +26,7 @@ Pages::Pages(const AttentionCase& test, std::int64_t tokens, std::int64_t spare_
   for (std::int64_t i = 0; i < count; ++i) free.push_back(i);
   for (std::int64_t b = 0; b < batch; ++b) {
     const auto length = static_cast<std::int64_t>(test.key_lengths({b}));
-    const std::int64_t item = packed ? 0 : b,
-                       begin = packed ? static_cast<std::int64_t>(test.cumulative_key_lengths({b})) : 0;
+    const std::int64_t item = packed ? 0 : b, begin = packed ? static_cast<std::int64_t>(test.cumulative_key_lengths({b})) : 0;
     for (std::int64_t first = 0; first < length; first += tokens) {
       const auto pick = static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(free.size()) - 1));
       const std::int64_t number = free[pick], end = std::min(length, first + tokens);

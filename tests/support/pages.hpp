@@ -7,8 +7,9 @@
 
 namespace polyhead::testing {
 
-// The keys and values of each batch item or packed sequence, up to its key length, dealt out to pages that lie in any order. What belongs to no key is
-// NaN: the rest of an item's last page, pages that nothing names. The table has -1000 for pages beyond an item's length.
+// The keys and values of each batch item or packed sequence, up to its key length, dealt out to pages that lie in any order.
+// What belongs to no key is NaN: the rest of an item's last page, pages that nothing names. The table has -1000 for pages
+// beyond an item's length.
 struct Pages {
   Tensor key, value, table;
 
