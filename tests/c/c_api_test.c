@@ -821,47 +821,6 @@ static void test_multi_head_attention(const polyhead_runtime* runtime) {
 #endif
 }
 
-/* Queries with lengths of their own, and packed ones, of a batch of 1, give the rows that `p` has. */
-static void test_sequences_of_a_cache(const polyhead_runtime* runtime, const problem* p,
-                                      polyhead_cached_attention_inputs inputs) {
-  static const int64_t rows[batch] = {length, 0}, ends[2] = {0, length}, prefixes[1] = {0}, two[1] = {2}, one[1] = {1};
-  static const int64_t rows_shape[1] = {batch};
-  static const uint8_t hides[1] = {0};
-  static float out[batch * heads * length * dim];
-  const size_t item = (size_t)heads * length * dim;
-  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
-  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
-  polyhead_tensor rows_view, ends_view, prefixes_view, blocks_view, out_view = p->out_view, query = p->query_view,
-                                                                    sequences = *inputs.sequences;
-  size_t i;
-  SUCCEEDS(polyhead_tensor_init(&rows_view, rows, POLYHEAD_I64, 1, rows_shape, NULL));
-  SUCCEEDS(polyhead_tensor_init(&ends_view, ends, POLYHEAD_I64, 1, two, NULL));
-  SUCCEEDS(polyhead_tensor_init(&prefixes_view, prefixes, POLYHEAD_I64, 1, one, NULL));
-  SUCCEEDS(polyhead_tensor_init(&blocks_view, hides, POLYHEAD_U8, 1, one, NULL));
-  out_view.data = out;
-  inputs.out = &out_view, inputs.lse = NULL;
-  options.mask = &mask;
-  mask.causal = POLYHEAD_CAUSAL_BOTTOM_RIGHT, mask.has_query_lengths = 1;
-  FAILS(POLYHEAD_INVALID_ARGUMENT, "query_lengths is not given", polyhead_cached_attention(runtime, &inputs, &options));
-  inputs.query_lengths = &rows_view;
-  memset(out, 0xff, sizeof(out));
-  SUCCEEDS(polyhead_cached_attention(runtime, &inputs, &options));
-  CHECK(memcmp(out, p->out, item * sizeof(float)) == 0);
-  for (i = item; i < batch * item; ++i) CHECK(out[i] == 0);
-
-  mask.has_query_lengths = 0, mask.is_packed = 1, mask.has_prefix = 1;
-  query.shape[0] = out_view.shape[0] = sequences.shape[0] = 1;
-  inputs.query = &query, inputs.sequences = &sequences;
-  inputs.query_lengths = NULL, inputs.cumulative_query_lengths = &ends_view, inputs.prefix_lengths = &prefixes_view;
-  memset(out, 0xff, sizeof(out));
-  SUCCEEDS(polyhead_cached_attention(runtime, &inputs, &options));
-  CHECK(memcmp(out, p->out, item * sizeof(float)) == 0);
-  mask.block_queries = mask.block_keys = 8;
-  inputs.block_mask = &blocks_view;
-  SUCCEEDS(polyhead_cached_attention(runtime, &inputs, &options));
-  for (i = 0; i < item; ++i) CHECK(out[i] == 0);
-}
-
 /* One key after another into a paged cache of tiny pages, then causal attention over it. */
 static void test_kv_cache(const polyhead_runtime* runtime) {
   static const int64_t which[batch] = {2, 0}, list_shape[1] = {batch};
@@ -908,7 +867,6 @@ static void test_kv_cache(const polyhead_runtime* runtime) {
   inputs.sequences = &sequences;
   SUCCEEDS(polyhead_cached_attention(runtime, &inputs, NULL));
   CHECK(worst_error(&p, 1) < 1e-5);
-  test_sequences_of_a_cache(runtime, &p, inputs);
   mask.causal = POLYHEAD_CAUSAL_BOTTOM_RIGHT, mask.has_key_lengths = 1;
   p.spec.mask = &mask;
   SUCCEEDS(polyhead_attention_plan_create(runtime, &p.spec, &plan));
