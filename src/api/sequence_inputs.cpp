@@ -62,8 +62,7 @@ void check_sequences_given(const Mask& mask, const SequenceTensors& tensors, boo
   check_given("query_lengths", tensors.query_lengths, mask.has_query_lengths, "query lengths");
   check_given("cumulative_query_lengths", tensors.cumulative_query_lengths, mask.is_packed, "packed sequences");
   if (in_pages && mask.is_packed && !tensors.cumulative_key_lengths.empty()) {
-    fail("cumulative_key_lengths", tensors.cumulative_key_lengths.describe(),
-         "no tensor, since keys lie in pages and have lengths of their own");
+    fail("cumulative_key_lengths", "given", "none, since keys lie in pages and have lengths of their own");
   }
   check_given("cumulative_key_lengths", tensors.cumulative_key_lengths, mask.is_packed && !in_pages, "packed sequences");
   check_given("prefix_lengths", tensors.prefix_lengths, mask.has_prefix, "a prefix");

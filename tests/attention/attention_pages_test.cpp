@@ -246,7 +246,7 @@ TEST_P(PagesTest, WhatDoesNotFitIsNamed) {
         o.mask.is_packed = true;
         i.cumulative_query_lengths = i.cumulative_key_lengths = numbers;
       }),
-      "cumulative_key_lengths is i64[3], expected no tensor, since keys lie in pages");
+      "cumulative_key_lengths is given, expected none, since keys lie in pages");
   has(message([](Inputs&, Options& o) { o.mask.is_packed = true; }), "cumulative_query_lengths is not given");
   has(message([&](Inputs& i, Options& o) {
         o.mask.is_packed = true;
