@@ -242,17 +242,18 @@ TEST_P(PagesTest, WhatDoesNotFitIsNamed) {
         i.query_segments = i.key_segments = slice(test.key_lengths, 0, 0, 2);
       }),
       "AttentionSpec.mask.has_segments is true, expected false for keys in pages");
-  has(message([&](Inputs& i, Options& o) {
-        o.mask.is_packed = true;
-        i.cumulative_query_lengths = i.cumulative_key_lengths = numbers;
-      }),
+  const auto packed = [&](const std::function<void(Inputs&)>& change) {
+    return message([&](Inputs& i, Options& o) {
+      o.mask.is_packed = true;
+      i.query = slice(i.query, 0, 0, 1), i.out = slice(i.out, 0, 0, 1), i.cumulative_query_lengths = numbers;
+      change(i);
+    });
+  };
+  has(packed([](Inputs&) {}), "not refused");
+  has(packed([&](Inputs& i) { i.cumulative_key_lengths = numbers; }),
       "cumulative_key_lengths is given, expected none, since keys lie in pages");
-  has(message([](Inputs&, Options& o) { o.mask.is_packed = true; }), "cumulative_query_lengths is not given");
-  has(message([&](Inputs& i, Options& o) {
-        o.mask.is_packed = true;
-        i.cumulative_query_lengths = slice(numbers, 0, 0, 2), i.query = slice(i.query, 0, 0, 1);
-      }),
-      "block_table is");
+  has(packed([](Inputs& i) { i.cumulative_query_lengths = {}; }), "cumulative_query_lengths is not given");
+  has(packed([](Inputs& i) { i.cumulative_query_lengths = slice(i.cumulative_query_lengths, 0, 0, 2); }), "block_table is");
   has(message([](Inputs& i, Options&) { i.block_table = slice(i.block_table, 0, 0, 1); }), "block_table is");
   has(message([](Inputs& i, Options&) { i.block_table = slice(i.block_table, 1, 0, 3); }),
       "key_lengths[0] is 50, expected 0 to 48");
