@@ -82,7 +82,8 @@ struct AttentionInputs {
   TensorView alibi_slopes{};   // f32 [heads], [B, heads] or [1, heads], finite; given exactly when the spec has ALiBi
   TensorView sink{};           // f32 [heads], logits; -inf is none; given exactly when the spec has a sink
   TensorView query_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. T; given exactly when the mask has query lengths
-  // i32 or i64 [B + 1], given exactly when the mask is packed: 0, then the sum of the first i lengths.
+  // i32 or i64 [B + 1], given exactly when the mask is packed: 0, then the sum of the first i lengths. With a block table
+  // queries alone are packed, and cumulative_key_lengths is not given.
   TensorView cumulative_query_lengths{};
   TensorView cumulative_key_lengths{};
   TensorView prefix_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has a prefix
@@ -96,17 +97,17 @@ struct AttentionInputs {
   // i32 or i64 [B, pages of an item], optional: key and value are then pages [pages, kv_heads, tokens of a page, dim], and key
   // s of batch item b is token s % tokens of page block_table[b, s / tokens], its value likewise. Both have pages equally far
   // apart, and heads in one piece (last stride 1). The mask has key lengths; numbers beyond an item's length are not looked at.
-  // S is the room that a row of the table has. Not with what goes by sequences: query lengths, packed, prefix, segments,
-  // blocks.
+  // S is the room that a row of the table has. Not with segments. With a packed mask sequence i has row i of the table and
+  // key_lengths[i] keys.
   TensorView block_table{};
   void* score_mod_context = nullptr;  // for the spec's score_mod, instead of its own context; null: that
 };
 
 class KvCache;
 
-// The same over a cache, whose keys, values and lengths are read where they lie. Row b of the tensors belongs to sequence
-// sequences[b]; S below is the longest of these sequences' lengths. Positions of keys are counted from the first token of their
-// sequence, in a ring too. A ring's own window joins the mask's.
+// The same over a cache, whose keys, values and lengths are read where they lie. Row b of the tensors, or with a packed mask
+// the queries of packed sequence b, belong to sequence sequences[b]; S below is the longest of these sequences' lengths.
+// Positions of keys are counted from the first token of their sequence, in a ring too. A ring's own window joins the mask's.
 struct CachedAttentionInputs {
   const KvCache* cache = nullptr;
   // Of the spec's dtypes; its key_dtype is the cache's. In one call f32, bf16 or f16, whatever the cache stores.
@@ -122,6 +123,10 @@ struct CachedAttentionInputs {
   TensorView sink{};
   TensorView relative_bias_table{};
   void* score_mod_context = nullptr;
+  TensorView query_lengths{};
+  TensorView cumulative_query_lengths{};  // with a packed mask query, out and lse have a batch of 1
+  TensorView prefix_lengths{};            // not over a ring
+  TensorView block_mask{};                // likewise
 };
 
 struct RunOptions {

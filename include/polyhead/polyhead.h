@@ -327,8 +327,8 @@ typedef struct polyhead_attention_inputs {
       block_mask; /* bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)] */
   const polyhead_tensor* relative_bias_table; /* exactly when the spec has a relative bias */
   /* optional i32 or i64 [B, pages of an item]: key and value are pages [pages, kv_heads, tokens, dim] of equal distance, key s
-   * of item b is token s % tokens of page block_table[b, s / tokens]. The mask has key lengths and none of what goes by
-   * sequences. */
+   * of item b is token s % tokens of page block_table[b, s / tokens]. The mask has key lengths, and no segments. Packed
+   * sequences then have packed queries only: cumulative_key_lengths is NULL. */
   const polyhead_tensor* block_table;
   void* score_mod_context; /* for the spec's score_mod, instead of its own context; NULL: that */
 } polyhead_attention_inputs;
@@ -488,7 +488,8 @@ POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_save(const polyhead_kv_cache* 
 /* Errors: io_error for a file that cannot be read or is not what was saved. */
 POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_load(const char* path, polyhead_kv_cache** cache);
 
-/* Row b of the tensors belongs to sequence sequences[b]; S is the longest of these sequences' lengths. */
+/* Row b of the tensors, or packed sequence b, belongs to sequence sequences[b]; S is the longest of these sequences' lengths.
+ */
 typedef struct polyhead_cached_attention_inputs {
   size_t struct_size;
   const polyhead_kv_cache* cache;
@@ -503,6 +504,10 @@ typedef struct polyhead_cached_attention_inputs {
   const polyhead_tensor* sink;
   const polyhead_tensor* relative_bias_table;
   void* score_mod_context;
+  const polyhead_tensor* query_lengths;
+  const polyhead_tensor* cumulative_query_lengths; /* packed queries, of a batch of 1; keys are the cache's */
+  const polyhead_tensor* prefix_lengths;           /* these two not over a ring */
+  const polyhead_tensor* block_mask;
 } polyhead_cached_attention_inputs;
 
 /* The plan's mask has key lengths, which are the cache's; over a ring it is causal, bottom-right, and its key_length is the

@@ -1,6 +1,7 @@
 // KvCache: keys and values of past tokens, and attention over them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -138,6 +139,9 @@ struct Scores {
   nb::handle alibi_slopes, sink, relative_bias, score_mod;
   std::int64_t sink_token_length;
   nb::handle offsets;
+  // Of attention alone.
+  nb::handle cu_seqlens_q = nb::none(), query_lengths = nb::none(), prefix_lengths = nb::none(), block_mask = nb::none();
+  std::optional<std::pair<std::int64_t, std::int64_t>> block_size{};
 };
 
 // The same as a call takes it, and what keeps its memory in place.
@@ -147,6 +151,9 @@ class ScoreOperands {
       : which_(borrow_integers(given.sequences, "sequences")),
         mask_(borrow_mask(given.attn_mask)),
         diagonals_(borrow_integers(given.offsets, "offsets")),
+        query_ends_(borrow_integers(given.cu_seqlens_q, "cu_seqlens_q")),
+        query_counts_(borrow_integers(given.query_lengths, "query_lengths")),
+        prefixes_(borrow_integers(given.prefix_lengths, "prefix_lengths")),
         slopes_(borrow_head_numbers(given.alibi_slopes, "alibi_slopes", queries.view().shape[1])),
         sinks_(borrow_head_numbers(given.sink, "sink", queries.view().shape[1])),
         table_(borrow_relative_bias(given.relative_bias, options.relative_bias)),
@@ -160,6 +167,10 @@ class ScoreOperands {
       throw invalid("window: is " + std::to_string(*given.window) + ", expected 1 key or more, or None");
     }
     options.mask = options.mask & to_window({given.window.value_or(0) - 1, -1}, given.sink_token_length);
+    options.mask.is_packed = query_ends_.has_value();
+    options.mask.has_query_lengths = query_counts_.has_value();
+    options.mask.has_prefix = prefixes_.has_value();
+    blocks_ = borrow_blocks(given.block_mask, given.block_size, options.mask);
     options.scale = given.scale;
     options.softcap = given.softcap;
     options.has_alibi = slopes_.has_value();
@@ -168,6 +179,10 @@ class ScoreOperands {
     inputs.query = queries.view();
     inputs.sequences = view_of(which_);
     inputs.offsets = view_of(diagonals_);
+    inputs.cumulative_query_lengths = view_of(query_ends_);
+    inputs.query_lengths = view_of(query_counts_);
+    inputs.prefix_lengths = view_of(prefixes_);
+    inputs.block_mask = view_of(blocks_);
     inputs.alibi_slopes = view_of(slopes_);
     inputs.sink = view_of(sinks_);
     inputs.relative_bias_table = view_of(table_);
@@ -192,17 +207,21 @@ class ScoreOperands {
   CachedAttentionInputs inputs;
 
  private:
-  std::optional<BorrowedArray> which_, mask_, diagonals_, slopes_, sinks_, table_;
+  std::optional<BorrowedArray> which_, mask_, diagonals_, query_ends_, query_counts_, prefixes_, slopes_, sinks_, table_,
+      blocks_;
   BorrowedScoreMod mod_;
 };
 
 nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb::handle attn_mask, bool is_causal,
                   std::optional<std::int64_t> window, std::optional<double> scale, double softcap, nb::handle alibi_slopes,
                   nb::handle sink, nb::handle precision, nb::handle out, nb::handle relative_bias, nb::handle score_mod,
-                  std::int64_t sink_token_length, bool return_lse, nb::handle offsets) {
+                  std::int64_t sink_token_length, bool return_lse, nb::handle offsets, nb::handle cu_seqlens_q,
+                  nb::handle query_lengths, nb::handle prefix_lengths, nb::handle block_mask,
+                  std::optional<std::pair<std::int64_t, std::int64_t>> block_size) {
   const BorrowedArray queries = borrow_rows(query, "query");
-  ScoreOperands scores(queries, {sequences, attn_mask, is_causal, window, scale, softcap, alibi_slopes, sink, relative_bias,
-                                 score_mod, sink_token_length, offsets});
+  ScoreOperands scores(queries,
+                       {sequences, attn_mask, is_causal, window, scale, softcap, alibi_slopes, sink, relative_bias, score_mod,
+                        sink_token_length, offsets, cu_seqlens_q, query_lengths, prefix_lengths, block_mask, block_size});
   const nb::object result = output(out, query, queries, cache.spec().value_dim);
   const BorrowedArray target(result, "out", Access::write);
   expect_attention_type(target, "out");
@@ -318,6 +337,11 @@ sink_token_length: so many first keys beside them (not over a ring). offsets: in
 for window, alibi_slopes and relative_bias without is_causal (None: at the first token). attn_mask broadcasts to
 [batch, heads, T, S], S being the longest sequence: bool, or float32, float16 or bfloat16 whatever query is, read in place (float64 is
 converted).
+query_lengths: [batch], queries from there on are not computed and give zeros. prefix_lengths: [batch], keys before are seen by every
+query, whatever is_causal says; block_mask: bool or uint8, broadcastable to [batch, heads, ceil(T / queries), ceil(S / keys)] with
+block_size=(queries, keys), False hides the block (these two not over a ring).
+cu_seqlens_q: packed queries, int32 or int64 [n + 1], 0 and then where the queries of each of n sequences end: query, out and lse are
+then [1, heads, total queries, ...], "batch" is n, and T the longest of them.
 Returns [batch, heads, T, value_dim] of query's type, or out, which may be of another one of these; with return_lse that and lse,
 float32 [batch, heads, T], the natural log of each softmax's denominator.)";
 
@@ -364,7 +388,9 @@ void register_kv_cache(nb::module_& module) {
            nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sink") = nb::none(), nb::arg("precision") = "strict", nb::arg("out") = nb::none(),
            nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(), nb::arg("sink_token_length") = 0,
-           nb::arg("return_lse") = false, nb::arg("offsets") = nb::none(), attention_documentation)
+           nb::arg("return_lse") = false, nb::arg("offsets") = nb::none(), nb::arg("cu_seqlens_q") = nb::none(),
+           nb::arg("query_lengths") = nb::none(), nb::arg("prefix_lengths") = nb::none(), nb::arg("block_mask") = nb::none(),
+           nb::arg("block_size") = nb::none(), attention_documentation)
       .def("attention_weights", &weights_of, nb::arg("query"), nb::kw_only(), nb::arg("sequences") = nb::none(),
            nb::arg("attn_mask") = nb::none(), nb::arg("is_causal") = true, nb::arg("window") = nb::none(),
            nb::arg("scale") = nb::none(), nb::arg("heads") = nb::none(), nb::arg("rows") = nb::none(),

@@ -69,28 +69,32 @@ std::int64_t bucket(std::int64_t size) {
   return (size + step - 1) / step * step;
 }
 
-// The sizes of packed sequences. Their tensors are checked when the plan runs; what fails here fails there with a better
-// message.
-void measure_sequences(const AttentionInputs& inputs, AttentionSpec& spec) {
-  const auto longest = [](const TensorView& ends) {
-    std::int64_t most = 0;
-    const bool fits = ends.rank == 1 && ends.data && (ends.dtype == DType::i32 || ends.dtype == DType::i64) &&
-                      reinterpret_cast<std::uintptr_t>(ends.data) % static_cast<std::uintptr_t>(size_in_bytes(ends.dtype)) == 0;
-    for (std::int64_t i = 1; fits && i < ends.shape[0]; ++i) {
-      const auto at = [&](std::int64_t index) {
-        return ends.dtype == DType::i32 ? std::int64_t{static_cast<const std::int32_t*>(ends.data)[index * ends.strides[0]]}
-                                        : static_cast<const std::int64_t*>(ends.data)[index * ends.strides[0]];
-      };
-      std::int64_t length = 0;
-      if (!__builtin_sub_overflow(at(i), at(i - 1), &length)) most = std::max(most, length);
-    }
-    return most;
-  };
+// The longest of packed sequences, rounded up as in `bucket`. Their tensors are checked when the plan runs; what fails here
+// fails there with a better message.
+std::int64_t longest_sequence(const TensorView& ends, std::int64_t total) {
+  std::int64_t most = 0;
+  const bool fits = ends.rank == 1 && ends.data && (ends.dtype == DType::i32 || ends.dtype == DType::i64) &&
+                    reinterpret_cast<std::uintptr_t>(ends.data) % static_cast<std::uintptr_t>(size_in_bytes(ends.dtype)) == 0;
+  for (std::int64_t i = 1; fits && i < ends.shape[0]; ++i) {
+    const auto at = [&](std::int64_t index) {
+      return ends.dtype == DType::i32 ? std::int64_t{static_cast<const std::int32_t*>(ends.data)[index * ends.strides[0]]}
+                                      : static_cast<const std::int64_t*>(ends.data)[index * ends.strides[0]];
+    };
+    std::int64_t length = 0;
+    if (!__builtin_sub_overflow(at(i), at(i - 1), &length)) most = std::max(most, length);
+  }
   // No sequence is longer than all of them: a plan for a length that cannot be would ask for memory in vain.
-  spec.query_length = bucket(std::min(longest(inputs.cumulative_query_lengths), inputs.query.shape[2]));
-  spec.key_length = bucket(std::min(longest(inputs.cumulative_key_lengths), inputs.key.shape[2]));
-  const TensorView& ends = inputs.cumulative_query_lengths;
+  return bucket(std::min(most, total));
+}
+
+void measure_queries(const TensorView& query, const TensorView& ends, AttentionSpec& spec) {
+  spec.query_length = longest_sequence(ends, query.shape[2]);
   spec.batch = bucket(ends.rank == 1 ? std::max<std::int64_t>(ends.shape[0] - 1, 0) : 0);
+}
+
+void measure_sequences(const AttentionInputs& inputs, AttentionSpec& spec) {
+  measure_queries(inputs.query, inputs.cumulative_query_lengths, spec);
+  spec.key_length = longest_sequence(inputs.cumulative_key_lengths, inputs.key.shape[2]);
 }
 
 // Keys that the pages of a block table's row have room for. A product that overflows is refused by the run.
@@ -202,6 +206,7 @@ AttentionSpec spec_over_cache(const CachedAttentionInputs& inputs, const Attenti
   spec.value_dim = cache.value_dim;
   check_size("query's heads", spec.heads, 1);
   fill_in_options(options, &spec);
+  if (spec.mask.is_packed) measure_queries(inputs.query, inputs.cumulative_query_lengths, spec);
   spec.mask.has_key_lengths = true;
   if (cache.kind == CacheKind::ring) {
     spec.key_length = inputs.cache->plan_key_length();

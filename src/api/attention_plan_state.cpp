@@ -126,7 +126,7 @@ void AttentionPlanState::run(const AttentionInputs& inputs, const RunOptions& op
 
   TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
   const bool out_is_packed = !last_is_contiguous(out);
-  const std::size_t table_bytes = page_table_bytes(inputs, cached, shape.batch);
+  const std::size_t table_bytes = page_table_bytes(inputs, cached, operands.shape.batch);
   const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out);
   char* const side = bytes + table_bytes > 0 ? static_cast<char*>(lease.side_memory(table_bytes + bytes)) : nullptr;
   if (bytes > 0) {
@@ -147,7 +147,7 @@ void AttentionPlanState::run(const AttentionInputs& inputs, const RunOptions& op
   byte_strides(key, operands.key_strides);
   byte_strides(value, operands.value_strides);
   byte_strides(out, operands.out_strides);
-  if (cached) api::read_cache(*cached, lease.key_lengths(), reinterpret_cast<plan::KeyPages*>(side), &operands);
+  if (cached) api::read_cache(*cached, reinterpret_cast<plan::KeyPages*>(side), &operands);
   if (!inputs.block_table.empty()) api::read_block_table(inputs, side, &operands);
   if (!inputs.lse.empty()) {
     operands.lse = static_cast<float*>(inputs.lse.data);
@@ -216,7 +216,7 @@ void AttentionPlanState::run_weights(const AttentionInputs& inputs, const Attent
   if (shape.batch == 0 || wanted.head_count == 0 || shape.key_length == 0) return;
 
   TensorView query = inputs.query, key = inputs.key;
-  const std::size_t table_bytes = page_table_bytes(inputs, cached, shape.batch);
+  const std::size_t table_bytes = page_table_bytes(inputs, cached, operands.shape.batch);
   const std::size_t bytes = table_bytes + packed_bytes(query) + packed_bytes(key);
   char* const side = bytes > 0 ? static_cast<char*>(lease.side_memory(bytes)) : nullptr;
   char* memory = side + table_bytes;
@@ -230,7 +230,7 @@ void AttentionPlanState::run_weights(const AttentionInputs& inputs, const Attent
   operands.key = key.data;
   byte_strides(query, operands.query_strides);
   byte_strides(key, operands.key_strides);
-  if (cached) api::read_cache(*cached, lease.key_lengths(), reinterpret_cast<plan::KeyPages*>(side), &operands);
+  if (cached) api::read_cache(*cached, reinterpret_cast<plan::KeyPages*>(side), &operands);
   if (!inputs.block_table.empty()) api::read_block_table(inputs, side, &operands);
   spread_relative_bias(inputs, lease, operands);
   plan::run_weights(operands, wanted, kernels, plan_.scheduler());
@@ -244,16 +244,18 @@ plan::AttentionShape AttentionPlanState::check_query_and_key(const AttentionInpu
   shape.batch = inputs.query.shape[0];
   shape.query_length = inputs.query.shape[2];
   if (!cached) check_dtype("AttentionSpec.key_dtype", key_dtype(spec_));  // i8 has scales, which only a cache has
-  if (cached) {
-    shape.key_length = api::check_cache(spec_, *cached, shape.batch, shape.query_length);
-  } else if (!inputs.block_table.empty()) {
-    shape.key_length = api::check_block_table(spec_, inputs, shape.batch);
+  const bool in_pages = cached || !inputs.block_table.empty();
+  if (in_pages) {
+    api::check_mask_over_pages(spec_.mask);
+    api::check_sequences_given(spec_.mask, sequence_tensors(inputs), true);
+    const std::int64_t items = spec_.mask.is_packed ? api::packed_sequences(inputs.cumulative_query_lengths) : shape.batch;
+    shape.key_length = cached ? api::check_cache(spec_, *cached, items) : api::check_block_table(spec_, inputs, items);
   } else {
     check_tensor("key", inputs.key, key_dtype(spec_), {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
     shape.key_length = inputs.key.shape[2];
   }
   api::check_mask_given(given_mask(cached), mask_inputs(inputs));
-  api::check_sequences_given(spec_.mask, sequence_tensors(inputs));
+  if (!in_pages) api::check_sequences_given(spec_.mask, sequence_tensors(inputs), false);
   api::check_given("alibi_slopes", inputs.alibi_slopes, spec_.has_alibi, "ALiBi", "spec");
   api::check_given("sink", inputs.sink, spec_.has_sink, "sink", "spec");
   api::check_given("relative_bias_table", inputs.relative_bias_table, spec_.relative_bias.given(), "relative bias", "spec");
@@ -310,7 +312,9 @@ plan::AttentionOperands AttentionPlanState::read_operands(const AttentionInputs&
   api::ScoreShape scores_shape = {shape.batch, shape.heads, shape.query_length, shape.key_length};
   const std::int64_t query_total = shape.query_length;
   if (spec_.mask.is_packed) {
-    scores_shape = api::read_packed(sequence_tensors(inputs), shape.heads, query_total, shape.key_length, lease.sequences());
+    const bool in_pages = cached || !inputs.block_table.empty();
+    scores_shape =
+        api::read_packed(sequence_tensors(inputs), in_pages, shape.heads, query_total, shape.key_length, lease.sequences());
     shape.batch = scores_shape.batch;
     shape.query_length = scores_shape.query_length;
     shape.key_length = scores_shape.key_length;
@@ -325,6 +329,7 @@ plan::AttentionOperands AttentionPlanState::read_operands(const AttentionInputs&
   operands.softcap = spec_.softcap;
   operands.scores =
       api::read_mask_inputs(given_mask(cached), mask_inputs(inputs), scores_shape, lease.key_lengths(), lease.offsets());
+  if (cached) api::read_lengths(*cached, shape.batch, lease.key_lengths());
   if (spec_.mask.has_key_lengths) operands.key_lengths = lease.key_lengths();
   if (spec_.mask.has_offsets) operands.offsets = lease.offsets();
   if (plan::goes_by_sequences(spec_.mask)) {
@@ -338,6 +343,14 @@ plan::AttentionOperands AttentionPlanState::read_operands(const AttentionInputs&
     if (spec_.mask.block_queries) {
       operands.scores.block_mask = api::read_blocks(spec_.mask, inputs.block_mask, scores_shape);
     }
+  }
+  if (cached) {
+    const plan::SequenceTable& table = lease.sequences();
+    api::OwnQueries queries;
+    queries.longest = shape.query_length;
+    if (spec_.mask.has_query_lengths) queries.lengths = table.query_lengths.data();
+    if (spec_.mask.is_packed) queries.ends = table.query_ends.data();
+    api::check_windows(spec_, *cached, shape.batch, queries);
   }
   plan::ScoreOperands& scores = operands.scores;
   if (spec_.has_alibi) {

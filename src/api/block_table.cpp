@@ -5,7 +5,6 @@
 #include <string>
 
 #include "api/checks.hpp"
-#include "plan/attention_sequences.hpp"
 #include "platform/rounding.hpp"
 
 namespace polyhead::api {
@@ -29,10 +28,6 @@ std::int64_t check_block_table(const AttentionSpec& spec, const AttentionInputs&
   const TensorView& table = inputs.block_table;
   if (!spec.mask.has_key_lengths) {
     fail("AttentionSpec.mask.has_key_lengths", "false", "true with a block table, whose pages hold more than an item's keys");
-  }
-  if (plan::goes_by_sequences(spec.mask)) {
-    fail("AttentionSpec.mask", "one with query lengths, packed sequences, prefixes, segments or blocks",
-         "one without these, which do not go with a block table");
   }
   const bool fits = table.rank == 2 && table.shape[0] == batch && (table.dtype == DType::i32 || table.dtype == DType::i64);
   if (!fits) fail("block_table", table.describe(), "i32 or i64 [" + std::to_string(batch) + ", pages of an item]");

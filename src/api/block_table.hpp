@@ -8,8 +8,8 @@
 
 namespace polyhead::api {
 
-// Checks all but values and the table's numbers: those of the pages that are read are checked as they are. Returns the number
-// of keys that a row of the table has room for.
+// Checks all but values and the table's numbers: those of the pages that are read are checked as they are. `batch` is the
+// number of batch items or packed sequences. Returns the number of keys that a row of the table has room for.
 std::int64_t check_block_table(const AttentionSpec& spec, const AttentionInputs& inputs, std::int64_t batch);
 // The values, once check_block_table has passed: a run of weights alone has none.
 void check_pages_of_values(const AttentionSpec& spec, const AttentionInputs& inputs);

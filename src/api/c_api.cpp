@@ -361,6 +361,10 @@ polyhead::CachedAttentionInputs to_cached_attention_inputs(const polyhead_cached
   result.sink = to_view(inputs.sink, "sink");
   result.relative_bias_table = to_view(inputs.relative_bias_table, "relative_bias_table");
   result.score_mod_context = inputs.score_mod_context;
+  result.query_lengths = to_view(inputs.query_lengths, "query_lengths");
+  result.cumulative_query_lengths = to_view(inputs.cumulative_query_lengths, "cumulative_query_lengths");
+  result.prefix_lengths = to_view(inputs.prefix_lengths, "prefix_lengths");
+  result.block_mask = to_view(inputs.block_mask, "block_mask");
   return result;
 }
 

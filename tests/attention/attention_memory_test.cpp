@@ -230,6 +230,7 @@ TEST_P(MemoryTest, RunningOutOfMemoryInAnyEntryIsAnErrorAndLeavesTheRuntimeUsabl
     test.key = apart;
     AttentionCase packed = make_case(attention_spec(4, 4, 2, 9, 60, 16, 16, Mask::packed()), random);
     const Tensor weights(DType::f32, {3, 4, 17, 90}), merged(DType::f32, {3, 4, 17, 16}), merged_lse(DType::f32, {3, 4, 17});
+    const Tensor packed_ends = integers(DType::i64, {0, 3, 9, 17}), packed_out(DType::f32, {1, 4, 17, 16});
     KvCacheSpec cache_spec;
     cache_spec.kind = CacheKind::paged;
     cache_spec.sequences = 3, cache_spec.kv_heads = 2, cache_spec.head_dim = 16, cache_spec.page_tokens = 8;
@@ -270,6 +271,16 @@ TEST_P(MemoryTest, RunningOutOfMemoryInAnyEntryIsAnErrorAndLeavesTheRuntimeUsabl
            merge(runtime, inputs);
          },
          &merged},
+        {"packed attention over a cache",
+         [&](const Runtime& runtime) {
+           CachedAttentionInputs inputs;
+           inputs.cache = &cache, inputs.query = slice(test.query, 0, 0, 1), inputs.out = packed_out;
+           inputs.cumulative_query_lengths = packed_ends;
+           AttentionOptions causal = cached_attention_options();
+           causal.mask.is_packed = true;
+           attention(runtime, inputs, causal);
+         },
+         &packed_out},
         {"attention over a cache",
          [&](const Runtime& runtime) {
            CachedAttentionInputs inputs;

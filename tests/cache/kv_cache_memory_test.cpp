@@ -8,6 +8,7 @@
 #include "cache/cache_model.hpp"
 #include "polyhead/attention.hpp"
 #include "polyhead/error.hpp"
+#include "support/attention_case.hpp"
 #include "support/environment.hpp"
 #include "support/malloc_count.hpp"
 
@@ -120,6 +121,29 @@ TEST_F(KvCacheMemory, ReservedPagesAndOtherKindsAllocateNothing) {
               0u)
         << describe(spec);
     EXPECT_EQ(decoder.cache.length(1), 2000);
+  }
+}
+
+TEST_F(KvCacheMemory, PackedQueriesAllocateNothing) {
+  Random random(44);
+  for (const bool ring : {false, true}) {
+    const KvCacheSpec spec = cache_spec(ring ? CacheKind::ring : CacheKind::paged, 3, 1, 20, 20, ring ? 40 : 0, ring ? 0 : 8);
+    KvCache cache(spec);
+    cache.append(new_tokens(spec, {0, 2}, {37, 20}, random).append());
+    AttentionSpec attention = attention_spec(3, 2, 1, 4, ring ? cache.plan_key_length() : 100, 20, 20,
+                                             Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::key_lengths());
+    attention.dtype = DType::f32;
+    const AttentionPlan plan(attention, runtime_on(default_isa(), 1));
+    const Tensor query(DType::f32, {1, 2, 8, 20}), out(DType::f32, {1, 2, 8, 20}), ends = integers(DType::i32, {0, 4, 5, 8});
+    fill_normal(query, random);
+    CachedAttentionInputs inputs;
+    inputs.cache = &cache, inputs.query = query, inputs.out = out, inputs.cumulative_query_lengths = ends;
+    plan.run(inputs);
+    EXPECT_EQ(allocations_of([&] {
+                for (int step = 0; step < 100; ++step) plan.run(inputs);
+              }),
+              0u)
+        << describe(spec);
   }
 }
 

@@ -80,8 +80,7 @@ const char* refusal(const Feature& a, const Feature& b) {
     return "has_offsets is true, expected false, since the causal alignment fixes the offset";
   if (pair({"packed"}, {"segments"}))
     return "has_segments is true, expected false for packed sequences: give each document as one of them";
-  if (pair({"block table"}, {"query lengths", "packed", "prefix", "segments", "low blocks", "high blocks"}))
-    return "expected one without these, which do not go with a block table";
+  if (pair({"block table"}, {"segments"})) return "AttentionSpec.mask.has_segments is true, expected false for keys in pages";
   if (pair({"bias"}, {"T5", "T5, both directions", "Swin"}))
     return "AttentionSpec.mask.has_bias is true, expected false beside a relative bias";
   if (pair({"Swin"},

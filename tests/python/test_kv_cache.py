@@ -76,6 +76,58 @@ def test_masks_and_score_changes(generator):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_packed_queries(generator, kind):
+    cache = polyhead.KvCache(**KINDS[kind], sequences=5, kv_heads=2, head_dim=16, value_dim=12)
+    key, value = draw(generator, 4, 2, 60, 16), draw(generator, 4, 2, 60, 12)
+    lengths, queries, sequences = [60, 9, 0, 33], [3, 9, 2, 1], [4, 0, 1, 2]
+    cache.append(key, value, sequences=sequences, lengths=lengths)
+    ends = np.concatenate([[0], np.cumsum(queries)])
+    query, slopes = draw(generator, 1, 4, 17, 16), 0.1 * draw(generator, 4, 4)  # two rows behind the last sequence
+    out, lse = cache.attention(query, sequences=sequences, cu_seqlens_q=ends, return_lse=True, alibi_slopes=slopes)
+    assert out.shape == (1, 4, 17, 12) and lse.shape == (1, 4, 17)
+    assert not out[:, :, 15:].any() and np.all(lse[:, :, 15:] == -np.inf)
+    for i, (length, rows) in enumerate(zip(lengths, queries)):
+        part = slice(ends[i], ends[i + 1])
+        parts = (array.swapaxes(0, 1) for array in (query[0, :, part], key[i, :, :length], value[i, :, :length]))
+        expected, expected_lse = flash(*parts, causal=True, slopes=slopes[i])
+        reference.assert_close(out[0, :, part], expected.swapaxes(0, 1), reference.tolerance(query, key, value))
+        np.testing.assert_allclose(lse[0, :, part], expected_lse, atol=1e-5)
+        if rows:
+            alone = cache.attention(query[:, :, part], sequences=[sequences[i]], alibi_slopes=slopes[i])
+            assert alone.tobytes() == out[:, :, part].tobytes()
+    fewer = cache.attention(query, sequences=sequences, cu_seqlens_q=ends, query_lengths=[1, 0, 2, 0], is_causal=False)
+    assert not fewer[:, :, 1:12].any() and fewer[:, :, :1].any()
+
+
+def test_prefixes_and_blocks(generator):
+    cache = polyhead.KvCache("paged", sequences=2, kv_heads=1, head_dim=8, page_tokens=4)
+    key, value, query = draw(generator, 2, 1, 30, 8), draw(generator, 2, 1, 30, 8), draw(generator, 2, 2, 5, 8)
+    cache.append(key, value, lengths=[30, 12])
+    rows, columns = np.arange(5)[:, None], np.arange(30)[None, :]
+    causal = np.stack([columns <= rows + 25, (columns <= rows + 7) & (columns < 12)])[:, None]
+    seen = causal | np.stack([columns < 28 + 0 * rows, columns < 10 + 0 * rows])[:, None]
+    limit = reference.tolerance(query, key, value)
+    reference.assert_close(cache.attention(query, prefix_lengths=[28, 10]), reference.attention(query, key, value, seen), limit)
+    blocks = generator.random((2, 2, 3, 4)) < 0.6
+    wide = blocks.repeat(2, 2).repeat(8, 3)[:, :, :5, :30]
+    reference.assert_close(
+        cache.attention(query, block_mask=blocks, block_size=(2, 8)), reference.attention(query, key, value, causal & wide), limit
+    )
+    for options, message in [
+        ({"cu_seqlens_q": [0, 5]}, "query is f32"),
+        ({"query_lengths": [5, 6]}, r"query_lengths\[1\] is 6, expected 0 to 5"),
+        ({"prefix_lengths": [1, 1], "is_causal": False}, "has_prefix is true, expected false without a causal alignment"),
+        ({"block_mask": blocks}, "block_mask and block_size"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            cache.attention(query, **options)
+    ring = polyhead.KvCache("ring", sequences=2, kv_heads=1, head_dim=8, capacity=40, window=30)
+    ring.append(key, value)
+    with pytest.raises(ValueError, match="has_prefix is true, expected false over a ring"):
+        ring.attention(query, prefix_lengths=[1, 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 6])
 @pytest.mark.parametrize("sink", [None, np.float32([0.5, -1])])
 def test_lse(generator, kind, rows, sink):
