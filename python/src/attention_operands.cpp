@@ -65,8 +65,6 @@ void expect_both_or_neither(bool first, bool second, const char* names) {
 }
 
 Mask to_causal(bool is_causal, nb::handle causal, bool has_offsets) {
-  static constexpr std::pair<const char*, Causal> alignments[] = {
-      {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}, {"offset", Causal::offset}};
   Mask mask;
   std::string written = "is_causal=True";
   if (is_causal) mask = Mask::causal(Causal::top_left);
@@ -75,10 +73,10 @@ Mask to_causal(bool is_causal, nb::handle causal, bool has_offsets) {
     const std::string expected = "causal: is " + given + ", expected None, 'top_left', 'bottom_right' or 'offset'";
     if (!PyUnicode_Check(causal.ptr())) throw_type_error(expected);
     if (is_causal) throw invalid("causal: is " + given + " together with is_causal=True, expected only one of them");
-    const auto* found = std::find_if(std::begin(alignments), std::end(alignments), [&](const auto& alignment) {
+    const auto* found = std::find_if(std::begin(causal_alignments), std::end(causal_alignments), [&](const auto& alignment) {
       return PyUnicode_CompareWithASCIIString(causal.ptr(), alignment.first) == 0;
     });
-    if (found == std::end(alignments)) throw invalid(expected);
+    if (found == std::end(causal_alignments)) throw invalid(expected);
     mask = Mask::causal(found->second);
     written = "causal=" + given;
   }

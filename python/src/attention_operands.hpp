@@ -38,6 +38,10 @@ std::optional<BorrowedArray> borrow_head_numbers(nb::handle numbers, const char*
 // Errors: invalid_argument when one of two arguments is given without the other; `names`: "this and that".
 void expect_both_or_neither(bool first, bool second, const char* names);
 
+// What `causal` may be.
+inline constexpr std::pair<const char*, Causal> causal_alignments[] = {
+    {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}, {"offset", Causal::offset}};
+
 // Where the causal diagonal lies. is_causal is torch's, top-left; causal is None, "top_left", "bottom_right" or "offset", which
 // goes with offsets. Errors: invalid_argument for both of them, for another text, for offsets that lack or have no place;
 // TypeError for what is no text.

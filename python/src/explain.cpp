@@ -41,8 +41,6 @@ std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::i
                     bool length_invariant, nb::handle precision, nb::handle score_mod, bool text) {
   static constexpr std::pair<const char*, DType> types[] = {
       {"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16}};
-  static constexpr std::pair<const char*, Causal> alignments[] = {
-      {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}, {"offset", Causal::offset}};
   static constexpr std::pair<const char*, Mask (*)()> parts[] = {
       {"key_lengths", &Mask::key_lengths}, {"query_lengths", &Mask::query_lengths},
       {"offsets", &Mask::offsets},         {"packed", &Mask::packed},
@@ -58,7 +56,7 @@ std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::i
   spec.value_dim = value_dim.value_or(0);
   spec.dtype = one_of(dtype, "dtype", types);
   if (causal) {
-    spec.mask = Mask::causal(one_of(*causal, "causal", alignments));
+    spec.mask = Mask::causal(one_of(*causal, "causal", causal_alignments));
     if (spec.mask.causality == Causal::offset) spec.mask = spec.mask & Mask::offsets();
   }
   spec.mask = spec.mask & Mask::window(window.first, window.second, sink_token_length);

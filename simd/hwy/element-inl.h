@@ -58,14 +58,27 @@ HWY_INLINE Bits16<D> LowerBits(D, hn::Vec<hn::RebindToUnsigned<D>> words) {
   return hn::DemoteTo(Tag16<D>(), hn::BitCast(hn::RebindToSigned<D>(), words));
 }
 
+// The nearest bf16 in the upper half of a word, whose lower half may be anything.
 template <class D>
-HWY_INLINE Bits16<D> Narrow(D df, hn::Vec<D> v, Bf16) {
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundUpperHalf(D, hn::Vec<D> v) {
   const hn::RebindToUnsigned<D> du;
   const auto bits = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
   const auto nan = hn::Or(bits, hn::Set(du, 1u << 22));  // or the upper half alone might be that of infinity
-  return LowerBits(df, hn::ShiftRight<16>(hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), nan, rounded)));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), nan, rounded);
+}
+
+template <class D>
+HWY_INLINE Bits16<D> Narrow(D df, hn::Vec<D> v, Bf16) {
+  return LowerBits(df, hn::ShiftRight<16>(RoundUpperHalf(df, v)));
+}
+
+// The nearest bf16, as an f32.
+template <class D>
+HWY_INLINE hn::Vec<D> RoundedToBf16(D df, hn::Vec<D> v) {
+  const hn::RebindToUnsigned<D> du;
+  return hn::BitCast(df, hn::And(RoundUpperHalf(df, v), hn::Set(du, 0xFFFF0000u)));
 }
 
 template <class D>

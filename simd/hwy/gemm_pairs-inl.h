@@ -33,9 +33,8 @@ HWY_INLINE void RoundToPairs(const float* HWY_RESTRICT from, std::int64_t count,
   if (count % 2 != 0) to[count] = Bf16{0};
 }
 
-// Rows as words, made a block at a time.
 template <class PairProducts>
-struct RowsOfPairs {
+struct RowsOfPairs : MadeRows {
   struct Products {
     template <class V>
     static HWY_INLINE V Add(V a, V b, V sum) {
@@ -47,22 +46,15 @@ struct RowsOfPairs {
     }
   };
   static constexpr std::int64_t kBlockK = 384;
-  static constexpr bool kMakesRows = true;
-  // Rows lie a cache line apart, so that their words of one k do not meet in one place of the cache.
-  static constexpr std::int64_t kGap = kLineBytes / kWordBytes;
-  static constexpr std::int64_t kWords = 32768;
-  static constexpr std::int64_t MostRows(std::int64_t words) { return kWords / (words + kGap); }
 
   RowsOfA Take(const GemmF32Args& args, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t k_end) {
-    const std::int64_t pitch = k_end - k + kGap, count = Smaller(2 * k_end, numbers) - 2 * k;
-    for (std::int64_t i = 0; i < rows; ++i) {
-      RoundToPairs(RowOf(args.a, args.a_stride, row + i) + 2 * k, count, reinterpret_cast<Bf16*>(words + i * pitch));
-    }
-    return {words, pitch * kWordBytes};
+    const std::int64_t count = Smaller(2 * k_end, numbers) - 2 * k;
+    return MakeRows(rows, k_end - k, [&](std::int64_t i, float* to) HWY_ATTR {
+      RoundToPairs(RowOf(args.a, args.a_stride, row + i) + 2 * k, count, reinterpret_cast<Bf16*>(to));
+    });
   }
 
   std::int64_t numbers = 0;  // of a row
-  alignas(64) float words[kWords];
 };
 
 template <class PairProducts>

@@ -134,6 +134,25 @@ struct PlainRows {
   }
 };
 
+// Room for rows that are made a block at a time, in words of 32 bits.
+struct MadeRows {
+  static constexpr bool kMakesRows = true;
+  // Rows lie a cache line apart, so that their words of one k do not meet in one place of the cache.
+  static constexpr std::int64_t kGap = kLineBytes / kFloatBytes;
+  static constexpr std::int64_t kWords = 32768;
+  static constexpr std::int64_t MostRows(std::int64_t k) { return kWords / (k + kGap); }
+
+  // make(i, to) writes row i, `k` words.
+  template <class Make>
+  HWY_INLINE RowsOfA MakeRows(std::int64_t rows, std::int64_t k, const Make& make) {
+    const std::int64_t pitch = k + kGap;
+    for (std::int64_t i = 0; i < rows; ++i) make(i, words + i * pitch);
+    return {words, pitch * kFloatBytes};
+  }
+
+  alignas(64) float words[kWords];
+};
+
 // Rows [row, row + rows) of one panel, k in [k_begin, k_end), whose weights are `weights`; k_end == args.k completes them.
 template <class Products = MultiplyAdds>
 void ComputePanel(const GemmF32Args& args, const Panel& panel, const float* weights, RowsOfA a, std::int64_t row,

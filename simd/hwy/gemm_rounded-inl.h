@@ -21,33 +21,22 @@ namespace hn = hwy::HWY_NAMESPACE;
 // One row's numbers, as f32 that are bf16.
 HWY_INLINE void RoundNumbers(const float* HWY_RESTRICT from, std::int64_t count, float* HWY_RESTRICT to) {
   const GemmTag df;
-  const auto rounded = [&](hn::Vec<GemmTag> v) HWY_ATTR { return Widen(df, Narrow(df, v, Bf16()), Bf16()); };
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(df));
   std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) hn::StoreU(rounded(hn::LoadU(df, from + i)), df, to + i);
+  for (; i + lanes <= count; i += lanes) hn::StoreU(RoundedToBf16(df, hn::LoadU(df, from + i)), df, to + i);
   if (i == count) return;
   const std::size_t rest = static_cast<std::size_t>(count - i);
-  StorePartial(rounded(LoadPartial(df, from + i, rest)), df, to + i, rest);
+  StorePartial(RoundedToBf16(df, LoadPartial(df, from + i, rest)), df, to + i, rest);
 }
 
-// Rows on the stack, made a block at a time.
-struct RoundedF32Rows {
+struct RoundedF32Rows : MadeRows {
   using Products = MultiplyAdds;
-  static constexpr bool kMakesRows = true;
-  // Rows lie a cache line apart, so that their numbers of one k do not meet in one place of the cache.
-  static constexpr std::int64_t kGap = kLineBytes / kFloatBytes;
-  static constexpr std::int64_t kNumbers = 32768;
-  static constexpr std::int64_t MostRows(std::int64_t k) { return kNumbers / (k + kGap); }
 
   RowsOfA Take(const GemmF32Args& args, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t k_end) {
-    const std::int64_t pitch = k_end - k + kGap;
-    for (std::int64_t i = 0; i < rows; ++i) {
-      RoundNumbers(RowOf(args.a, args.a_stride, row + i) + k, k_end - k, numbers + i * pitch);
-    }
-    return {numbers, pitch * kFloatBytes};
+    return MakeRows(rows, k_end - k, [&](std::int64_t i, float* to) HWY_ATTR {
+      RoundNumbers(RowOf(args.a, args.a_stride, row + i) + k, k_end - k, to);
+    });
   }
-
-  alignas(64) float numbers[kNumbers];
 };
 
 HWY_NOINLINE void RunOnRoundedRows(const GemmF32Args& args) {

@@ -218,12 +218,8 @@ class TileAttentionRun {
     for (size_t i = 0; i < products; ++i) {
       const Product product =
           i < score_products ? ScoresOf(*scoring, scoring->group_begin + i) : ValuesOf(*summing, i - score_products);
-      if constexpr (Operands::kWholeScores) {
-        if (i < score_products) {
-          MultiplyPieces<kPieces, true>(tiles, product, unstored, weights);
-        } else {
-          MultiplyPieces<kPieces>(tiles, product, unstored, weights);
-        }
+      if (Operands::kWholeScores && i < score_products) {
+        MultiplyPieces<kPieces, Operands::kWholeScores>(tiles, product, unstored, weights);
       } else {
         MultiplyPieces<kPieces>(tiles, product, unstored, weights);
       }

@@ -20,6 +20,7 @@
 #pragma once
 
 #include "simd/hwy/compat.h"
+#include "simd/hwy/element-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
 #include "simd/x86/tiles_amx-inl.h"
 
@@ -37,23 +38,11 @@ struct Pieces {
   Ints piece[kPieces];
 };
 
-// The nearest bf16, to even, in the upper half; NaN stays NaN.
-HWY_INLINE Ints NearestBf16Bits(Floats x) {
-  const IntTag di;
-  const hn::RebindToUnsigned<IntTag> du;
-  const auto bits = hn::BitCast(du, x);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
-  const auto nan = hn::Or(bits, hn::Set(du, 1u << 22));
-  const auto nearest = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), nan, rounded);
-  return hn::BitCast(di, hn::And(nearest, hn::Set(du, 0xFFFF0000u)));
-}
-
 template <size_t kPieces>
 HWY_INLINE Pieces<kPieces> SplitIntoPieces(FloatTag df, Floats x) {
   static_assert(kPieces >= 1 && kPieces <= 3, "what products of pieces are for");
   const IntTag di;
-  if constexpr (kPieces == 1) return {{NearestBf16Bits(x)}};
+  if constexpr (kPieces == 1) return {{hn::BitCast(di, RoundedToBf16(df, x))}};
   const Ints upper = hn::Set(di, static_cast<std::int32_t>(0xFFFF0000u)), half = hn::Set(di, 0x8000);
   const auto rounded = [&](Floats rest) HWY_ATTR { return hn::And(hn::Add(hn::BitCast(di, rest), half), upper); };
   Pieces<kPieces> pieces;

@@ -208,13 +208,11 @@ class TileGemmRun {
             PlainRow(panel, i, apart, Sums(panel, i));
             continue;
           }
-          if (HWY_UNLIKELY(apart != 0)) {
-            AddBias(panel, i);
-            PlainColumns(panel, i, apart);
-            continue;
-          }
         }
         AddBias(panel, i);
+        if constexpr (kSetsApart<kPieces>) {
+          if (HWY_UNLIKELY(apart != 0)) PlainColumns(panel, i, apart);
+        }
       }
       const size_t columns = HWY_MIN(columns_ - panel * kPanelColumns, kPanelColumns);
       for (size_t pair = 0; pair < pairs_; ++pair) {

@@ -188,8 +188,7 @@ double AttentionPlan::estimate_ns(const AttentionOperands& operands) const {
 void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch) const {
   const AttentionOperands& operands = *run.operands;
   const AttentionShape& shape = operands.shape;
-  // Most often 1: divisions would be a twentieth of a tiny piece's time.
-  const auto quotient = [](std::int64_t number, std::int64_t by) { return by == 1 ? number : number / by; };
+  // Divisions would be a twentieth of a tiny piece's time.
   const std::int64_t row_piece_index = quotient(piece, cut_.splits), split = piece - row_piece_index * cut_.splits;
   const std::int64_t head_index = quotient(row_piece_index, cut_.row_pieces);
   const std::int64_t row_piece = row_piece_index - head_index * cut_.row_pieces;

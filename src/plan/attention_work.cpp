@@ -119,8 +119,7 @@ struct Region {
 
 // The arguments of a call for a region, but for the key range and what comes of it.
 simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& sequence, const Region& region) {
-  const std::int64_t group = region.group, head = region.head, shared = o.shape.group();
-  const std::int64_t kv_head = shared == 1 ? head : head / shared;
+  const std::int64_t group = region.group, head = region.head, kv_head = quotient(head, o.shape.group());
   const std::int64_t batch = sequence.batch, mask_batch = sequence.mask_batch;
   simd::AttentionF32Args args;
   args.query_element = dispatch::element_of(o.shape.dtype);

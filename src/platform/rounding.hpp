@@ -1,4 +1,4 @@
-// Whole multiples.
+// Quotients and whole multiples.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,11 @@ constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) {
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return divide_up(value, multiple) * multiple;
+}
+
+// value / by, where `by` is most often 1: that takes no division.
+constexpr std::int64_t quotient(std::int64_t value, std::int64_t by) {
+  return by == 1 ? value : value / by;
 }
 
 // The next multiple of a cache line, for laying out workspaces.

@@ -5,11 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
-#include "dispatch/select_isa.hpp"
 #include "kernels/attention_elements_suite.hpp"
 #include "polyhead/runtime.hpp"
+#include "support/environment.hpp"
 
 namespace polyhead::test {
 namespace {
@@ -20,8 +19,7 @@ std::vector<ElementCase> cases() {
   for (const Isa isa : available_isas()) {
     for (const DType dtype : dispatch::attention_dtypes()) {
       if (dtype == DType::f32) continue;
-      const dispatch::KernelTable& table =
-          dispatch::kernel_table(dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission));
+      const dispatch::KernelTable& table = polyhead::testing::permitted_kernels(isa);
       const dispatch::AttentionKernels kernels = dispatch::attention_kernels(table, dtype);
       const std::string target = std::string(name(isa)) + "_" + name(dtype);
       if (seen.insert(kernels.transposed).second) {

@@ -5,11 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
-#include "dispatch/select_isa.hpp"
 #include "kernels/attention_kernel_suite.hpp"
 #include "polyhead/runtime.hpp"
+#include "support/environment.hpp"
 
 namespace polyhead::test {
 namespace {
@@ -19,8 +18,7 @@ std::vector<KernelCase> cases() {
   std::vector<KernelCase> all;
   std::set<const simd::AttentionKernel*> seen;
   for (const Isa isa : available_isas()) {
-    const dispatch::KernelTable& table =
-        dispatch::kernel_table(dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission));
+    const dispatch::KernelTable& table = polyhead::testing::permitted_kernels(isa);
     const std::string target = name(isa);
     if (seen.insert(table.attention_f32).second) {
       all.push_back({target + "_attention", table.attention_f32, table.merge_f32, isa != Isa::reference, isa != Isa::amx});

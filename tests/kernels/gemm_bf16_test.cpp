@@ -5,11 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
-#include "dispatch/select_isa.hpp"
 #include "kernels/gemm_bf16_suite.hpp"
 #include "polyhead/runtime.hpp"
+#include "support/environment.hpp"
 
 namespace polyhead::test {
 namespace {
@@ -19,8 +18,7 @@ std::vector<Bf16KernelCase> cases() {
 #if defined(POLYHEAD_HAVE_BF16)
   for (const Isa isa : available_isas()) {
     if (emulated && isa == Isa::reference) continue;  // the scalar kernels are many times slower still
-    const dispatch::KernelTable& table =
-        dispatch::kernel_table(dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission));
+    const dispatch::KernelTable& table = polyhead::testing::permitted_kernels(isa);
     const GemmKernel* const kernel = &dispatch::gemm_kernel(table, WeightType::bf16_dynamic);
     // A target without a kernel of its own has a plainer one's.
     const auto is_same = [&](const Bf16KernelCase& other) { return other.kernel == kernel; };

@@ -5,11 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
-#include "dispatch/select_isa.hpp"
 #include "kernels/gemm_kernel_suite.hpp"
 #include "polyhead/runtime.hpp"
+#include "support/environment.hpp"
 
 namespace polyhead::test {
 namespace {
@@ -19,8 +18,7 @@ std::vector<GemmKernelCase> cases() {
   std::vector<GemmKernelCase> all;
   std::set<const simd::GemmKernel*> seen;
   for (const Isa isa : available_isas()) {
-    const dispatch::KernelTable& table =
-        dispatch::kernel_table(dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission));
+    const dispatch::KernelTable& table = polyhead::testing::permitted_kernels(isa);
     if (!seen.insert(table.gemm_f32).second) continue;
     all.push_back({name(isa), table.gemm_f32, table.activation_f32,
                    isa != Isa::reference,  // scalar code takes the caller's

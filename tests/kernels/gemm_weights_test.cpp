@@ -21,8 +21,7 @@ std::vector<WeightsKernelCase> cases() {
     if (emulated && isa == Isa::reference) continue;  // the scalar kernels are many times slower still
     const dispatch::KernelTable& table = dispatch::kernel_table(isa);
     for (const WeightType type : dispatch::weight_types()) {
-      if (type == WeightType::f32) continue;
-      if (type == WeightType::int8_dynamic || type == WeightType::bf16_dynamic) continue;  // round rows too
+      if (type == WeightType::f32 || polyhead::testing::rounds_rows(type)) continue;
       const GemmKernel* const kernel = &dispatch::gemm_kernel(table, type);
       if (seen.insert(kernel).second) all.push_back({std::string(name(isa)) + "_" + name(type), type, kernel, table.gemm_f32});
     }

@@ -156,7 +156,7 @@ TEST_F(BertTest, WeightsInFewerBitsHaveTheBitsOfRoundedWeights) {
   const Tensor ids = random_ids(DType::i64, 2, 60), lengths = integers(DType::i64, {60, 7});
   const std::map<std::string, TensorView> original = tensors_;
   for (const WeightType type : dispatch::weight_types()) {
-    if (type == WeightType::int8_dynamic || type == WeightType::bf16_dynamic) continue;  // round rows too
+    if (rounds_rows(type)) continue;
     BertOptions options;
     options.weights = type;
     tensors_ = original;

@@ -7,7 +7,9 @@
 #include <mutex>
 #include <utility>
 
+#include "dispatch/cpu_features.hpp"
 #include "dispatch/kernel_table.hpp"
+#include "dispatch/select_isa.hpp"
 
 namespace polyhead::testing {
 namespace {
@@ -53,6 +55,10 @@ const Runtime& runtime_on(Isa isa, int threads) {
     found = runtimes->emplace(key, Runtime(options)).first;
   }
   return found->second;
+}
+
+const dispatch::KernelTable& permitted_kernels(Isa isa) {
+  return dispatch::kernel_table(dispatch::permitted_isa(isa, dispatch::built_isas(), true, dispatch::request_tile_permission));
 }
 
 std::vector<Isa> isas_with_own_kernels(DType dtype) {

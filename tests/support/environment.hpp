@@ -11,6 +11,10 @@
 #include "polyhead/runtime.hpp"
 #include "polyhead/tensor.hpp"
 
+namespace polyhead::dispatch {
+struct KernelTable;
+}
+
 namespace polyhead::testing {
 
 // A decimal number in the environment, or the default when it is unset; anything else in it ends the test program.
@@ -18,6 +22,9 @@ std::int64_t environment_integer(const char* name, std::int64_t otherwise);
 
 // One runtime for each (isa, threads) of the process; never destroyed, so that no test depends on the order of destructors.
 const Runtime& runtime_on(Isa isa, int threads = 1);
+
+// The kernels that a runtime made for `isa` would have: tiles only where the system lets this process use them.
+const dispatch::KernelTable& permitted_kernels(Isa isa);
 
 #if defined(POLYHEAD_TEST_EMULATED)
 constexpr bool emulated = true;  // an emulator runs the tests, as it does those of cross-compiled builds

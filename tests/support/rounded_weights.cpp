@@ -96,6 +96,10 @@ std::vector<float> rounded_weights(WeightType type, const std::vector<float>& we
   return rounded;
 }
 
+bool rounds_rows(WeightType type) {
+  return type == WeightType::int8_dynamic || type == WeightType::bf16_dynamic;
+}
+
 std::vector<float> nearest_bf16(const float* numbers, std::int64_t count) {
   std::vector<float> rounded(static_cast<std::size_t>(count));
   std::transform(numbers, numbers + count, rounded.begin(), [](float number) { return nearest(DType::bf16, number); });

@@ -11,6 +11,9 @@ namespace polyhead::testing {
 // W [n][k] row-major -> what each weight is rounded to.
 std::vector<float> rounded_weights(WeightType type, const std::vector<float>& weights, std::int64_t n, std::int64_t k);
 
+// Whether a row of a product's input is rounded as well.
+bool rounds_rows(WeightType type);
+
 // The nearest bf16 of each number, to even of two as near; what is too large becomes infinite.
 std::vector<float> nearest_bf16(const float* numbers, std::int64_t count);
 

@@ -100,7 +100,7 @@ double attention_bound(DType dtype, double value_magnitude, double score_magnitu
                                        Precision precision) {
   return compare(expected.lse, lse, what + ", lse", [&](std::size_t i, double right) {
     const double missing = missing_share(precision);
-    return 2e-6 + (0x1p-22 + missing) * expected.score_magnitude.values[i] + 0x1p-23 * std::fabs(right);
+    return 2e-6 + (0x1p-21 + missing) * expected.score_magnitude.values[i] + 0x1p-23 * std::fabs(right);
   });
 }
 

@@ -25,7 +25,9 @@ double attention_bound(DType dtype, double value_magnitude, double score_magnitu
 ::testing::AssertionResult attention_matches(const oracle::AttentionResult& expected, const TensorView& out,
                                              const std::string& what, Precision precision = Precision::strict);
 
-// lse against the oracle's: the error of a score, and rounding; -inf exactly where the row is empty.
+// lse against the oracle's: 2e-6 + 2^-21 * the maximum above + 2^-23 |lse| (fast: 2^-15 * that maximum more). An error
+// that a row's scores share leaves out as it is, but moves lse; so its second term is twice as wide. -inf exactly where the row
+// is empty.
 ::testing::AssertionResult lse_matches(const oracle::AttentionResult& expected, const TensorView& lse, const std::string& what,
                                        Precision precision = Precision::strict);
 

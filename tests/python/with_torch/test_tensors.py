@@ -85,7 +85,6 @@ def test_sinks_and_lse_over_a_cache(tensors):
     assert torch.equal(over_cache[0], flash) and torch.equal(over_cache[1], lse)
 
 
-
 def test_same_bits_as_numpy(tensors):
     out = sdpa(*tensors)
     from_numpy = sdpa(*(tensor.numpy() for tensor in tensors))
