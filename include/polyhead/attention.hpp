@@ -150,10 +150,10 @@ class POLYHEAD_EXPORT AttentionPlan {
 
   std::size_t workspace_bytes() const noexcept;
   const AttentionSpec& spec() const noexcept;
-  // For people: the kernel and why it was chosen, blocks, key splits, tiles skipped / full / partial, work items, the time
-  // expected, what keeps it from something faster, workspace. The classifier of the spec's score_mod counts in the time: where
-  // the score_mod has a context, which must be there, it is asked about at most 65,536 tiles of the largest run. What it throws
-  // is thrown.
+  // For people: the kernel and why it was chosen, the mask's parts, blocks, key splits, tiles skipped / full / partial, work
+  // items, the time expected, what keeps it from something faster, workspace. The classifier of the spec's score_mod counts in
+  // the time: where the score_mod has a context, which must be there, it is asked about at most 65,536 tiles of the largest
+  // run. What it throws is thrown.
   std::string explain() const;
   // The same facts as one JSON object; docs/architecture.md lists its members. Members may be added.
   std::string explain_json() const;
