@@ -20,14 +20,20 @@ namespace polyhead::testing {
 double attention_bound(DType dtype, double value_magnitude, double score_magnitude, double result,
                        Precision precision = Precision::strict);
 
+// What is added for keys and values that integers stand for, against the numbers that these stand for: f32's rounding of these
+// and of the sums that their means are taken out of, and queries and weights that some kernels round to integers of 16 bits.
+//     out: max|v| * (5e-5 + 2^-16 * max|score|)    lse: 1e-5 + 2^-16 * max|score| + 1e-6 * |lse|
+// with the maxima of all rows, since means are of all of them.
+
 // Element by element. A NaN is right exactly where the oracle has one, an infinity where it has the same. The message holds
 // the number of wrong elements, the worst one (error over bound), its index, and `what`: the shape, the ISA, the seed.
 ::testing::AssertionResult attention_matches(const oracle::AttentionResult& expected, const TensorView& out,
-                                             const std::string& what, Precision precision = Precision::strict);
+                                             const std::string& what, Precision precision = Precision::strict,
+                                             bool of_integers = false);
 
 // lse against the oracle's: the error of a score, and rounding; -inf exactly where the row is empty.
 ::testing::AssertionResult lse_matches(const oracle::AttentionResult& expected, const TensorView& lse, const std::string& what,
-                                       Precision precision = Precision::strict);
+                                       Precision precision = Precision::strict, bool of_integers = false);
 
 // Any array: |error| <= absolute + relative * |expected|.
 ::testing::AssertionResult array_matches(const oracle::Array& expected, const TensorView& actual, double absolute,
