@@ -108,10 +108,10 @@ double attention_bound(DType dtype, double value_magnitude, double score_magnitu
 ::testing::AssertionResult lse_matches(const oracle::AttentionResult& expected, const TensorView& lse, const std::string& what,
                                        Precision precision, bool of_integers) {
   const double added = of_integers ? 1e-5 + 0x1p-16 * largest_of(expected.score_magnitude) : 0;
+  const double relative = of_integers ? 1e-6 : 0x1p-23;
   return compare(expected.lse, lse, what + ", lse", [&](std::size_t i, double right) {
     const double missing = missing_share(precision);
-    return added + (of_integers ? 1e-6 * std::fabs(right) : 0) + 2e-6 +
-           (0x1p-22 + missing) * expected.score_magnitude.values[i] + 0x1p-23 * std::fabs(right);
+    return added + 2e-6 + (0x1p-22 + missing) * expected.score_magnitude.values[i] + relative * std::fabs(right);
   });
 }
 

@@ -20,13 +20,12 @@ namespace polyhead::testing {
 double attention_bound(DType dtype, double value_magnitude, double score_magnitude, double result,
                        Precision precision = Precision::strict);
 
-// What is added for keys and values that integers stand for, against the numbers that these stand for: f32's rounding of these
-// and of the sums that their means are taken out of, and queries and weights that some kernels round to integers of 16 bits.
-//     out: max|v| * (5e-5 + 2^-16 * max|score|)    lse: 1e-5 + 2^-16 * max|score| + 1e-6 * |lse|
-// with the maxima of all rows, since means are of all of them.
-
 // Element by element. A NaN is right exactly where the oracle has one, an infinity where it has the same. The message holds
 // the number of wrong elements, the worst one (error over bound), its index, and `what`: the shape, the ISA, the seed.
+//
+// `of_integers`: against the numbers that a cache's integers stand for. max|v| * (5e-5 + 2^-16 * max|score|) is added, with the
+// maxima of all rows: f32's rounding of these numbers and of the sums that their means are taken out of, and queries and
+// weights that some kernels round to integers of 16 bits. To the lse's bound 1e-5 + 2^-16 * max|score| + 1e-6 * |lse|.
 ::testing::AssertionResult attention_matches(const oracle::AttentionResult& expected, const TensorView& out,
                                              const std::string& what, Precision precision = Precision::strict,
                                              bool of_integers = false);
