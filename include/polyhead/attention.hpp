@@ -155,10 +155,10 @@ class POLYHEAD_EXPORT AttentionPlan {
 
   std::size_t workspace_bytes() const noexcept;
   const AttentionSpec& spec() const noexcept;
-  // For people: the kernel and why it was chosen, blocks, key splits, tiles skipped / full / partial, work items, the time
-  // expected, what keeps it from something faster, workspace. The classifier of the spec's score_mod counts in the time: where
-  // the score_mod has a context, which must be there, it is asked about at most 65,536 tiles of the largest run. What it throws
-  // is thrown.
+  // For people: the kernel and why it was chosen, the mask's parts, blocks, key splits, tiles skipped / full / partial, work
+  // items, the time expected, what keeps it from something faster, workspace. The classifier of the spec's score_mod counts in
+  // the time: where the score_mod has a context, which must be there, it is asked about at most 65,536 tiles of the largest
+  // run. What it throws is thrown.
   std::string explain() const;
   // The same facts as one JSON object; docs/architecture.md lists its members. Members may be added.
   std::string explain_json() const;
@@ -207,7 +207,8 @@ struct AttentionWeightsRequest {
 // and lse are not looked at. query and key are f32, bf16 or f16, not necessarily alike; weights are computed in f32 and never
 // rounded to fewer bits, also where attention rounds them on the way to its values. A row's weights and, with a sink, the
 // sink's share add up to 1; a row without an allowed key has weights of 0. At the cost of attention whose values are 256
-// numbers long. Bits do not depend on threads. Errors: as attention, and unsupported for packed sequences with a score_mod.
+// numbers long. Bits do not depend on threads. Errors: as attention, and unsupported for packed sequences with a score_mod
+// or keys in pages.
 POLYHEAD_EXPORT void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options,
                                        const AttentionWeightsRequest& request);
 // The same over a cache: S is the longest length of the call's sequences, and weights of keys that a ring has lost are 0. Keys

@@ -170,9 +170,12 @@ plan::Explanation AttentionPlanState::explanation() const {
 void AttentionPlanState::run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
                                      const dispatch::KernelTable& kernels, const CachedAttentionInputs* cached,
                                      void* context) const {
-  if (spec_.mask.is_packed && !spec_.score_mod.empty()) {
-    throw Error(ErrorCode::unsupported,
-                "attention_weights: the mask is packed and a score_mod is given; expected a call for each sequence");
+  const char* const beside_packed = !spec_.score_mod.empty()                     ? "a score_mod is given"
+                                    : cached || !inputs.block_table.empty() ? "keys lie in pages"
+                                                                            : nullptr;
+  if (spec_.mask.is_packed && beside_packed) {
+    throw Error(ErrorCode::unsupported, std::string("attention_weights: the mask is packed and ") + beside_packed +
+                                            "; expected a call for each sequence");
   }
   const plan::AttentionShape shape = check_query_and_key(inputs, cached);
   const plan::AttentionPlan::LeaseHandle lease(plan_, nullptr);

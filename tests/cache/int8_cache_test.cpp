@@ -74,11 +74,8 @@ class Int8CacheTest : public EveryIsa {
   void expect_of_stored(const AttentionCase& test, const KvCache& cache, const std::string& what) {
     const AttentionCase stored = as_stored(test, cache);
     const oracle::AttentionResult expected = oracle::attention(stored.inputs(), stored.options());
-    double values = 0, scores = 0;
-    for (const double v : expected.value_magnitude.values) values = std::max(values, std::isfinite(v) ? v : 0.0);
-    for (const double s : expected.score_magnitude.values) scores = std::max(scores, std::isfinite(s) ? s : 0.0);
-    ASSERT_TRUE(array_matches(expected.out, test.out, values * (5e-5 + 0x1p-16 * scores), 0, what));
-    ASSERT_TRUE(array_matches(expected.lse, test.lse, 1e-5 + 0x1p-16 * scores, 1e-6, what + ", lse"));
+    ASSERT_TRUE(attention_matches(expected, test.out, what, Precision::strict, true));
+    ASSERT_TRUE(lse_matches(expected, test.lse, what, Precision::strict, true));
   }
 };
 

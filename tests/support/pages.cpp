@@ -12,7 +12,7 @@ Pages::Pages(const AttentionCase& test, std::int64_t tokens, std::int64_t spare_
   // Pages of keys are as far apart as those of values, which may be shorter.
   const std::int64_t page = heads * tokens * std::max(test.spec.head_dim, test.spec.value_dim);
   const auto pages_of = [&](std::int64_t dim) {
-    return Tensor(test.spec.dtype, {count, heads, tokens, dim},
+    return Tensor(test.key.view().dtype, {count, heads, tokens, dim},
                   {page, tokens_first ? dim : tokens * dim, tokens_first ? heads * dim : dim, 1});
   };
   key = pages_of(test.spec.head_dim);
