@@ -83,10 +83,10 @@ AttentionOperands of_head(const AttentionOperands& operands, std::int64_t head) 
   return one;
 }
 
-// Copies keys [begin, end) of an item and kv head out of their pages, one behind another.
-void copy_keys(const AttentionOperands& o, std::int64_t item, std::int64_t kv_head, std::int64_t begin, std::int64_t end,
+// Copies keys [begin, end) of a batch item and kv head out of their pages, one behind another.
+void copy_keys(const AttentionOperands& o, std::int64_t batch, std::int64_t kv_head, std::int64_t begin, std::int64_t end,
                char* to) {
-  const KeyPages& pages = o.pages[item];
+  const KeyPages& pages = o.pages[batch];
   const bool integers = o.shape.of_keys() == DType::i8;
   const std::int64_t head_dim = o.shape.head_dim;
   const std::int64_t row_bytes = head_dim * size_in_bytes(dtype_of_keys(o));
@@ -200,15 +200,15 @@ class WeightsRun {
   }
 
   // Brings the keys of a call together where they lie in pages; those that no row of `seen` sees are not asked for.
-  void gather_keys(AttentionOperands& one, const KeyRange& seen, std::int64_t item, std::int64_t kv_head, std::int64_t first,
+  void gather_keys(AttentionOperands& one, const KeyRange& seen, std::int64_t batch, std::int64_t kv_head, std::int64_t first,
                    std::int64_t end, Slot& slot) const {
     if (first >= seen.end || end <= seen.begin) return;
-    const std::int64_t begin = std::clamp(operands_.pages[item].first_key, first, end);
+    const std::int64_t begin = std::clamp(operands_.pages[batch].first_key, first, end);
     char* const keys = slot.keys.as<char>();
     const std::ptrdiff_t row_bytes = one.key_strides[2];
     // What is gone no row sees, but a block that begins with it is read whole.
     std::memset(keys, 0, static_cast<std::size_t>((begin - first) * row_bytes));
-    copy_keys(operands_, item, kv_head, begin, end, keys + (begin - first) * row_bytes);
+    copy_keys(operands_, batch, kv_head, begin, end, keys + (begin - first) * row_bytes);
     one.key =
         reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(keys) - static_cast<std::uintptr_t>(first * row_bytes));
   }
@@ -226,7 +226,7 @@ class WeightsRun {
     for (std::int64_t call = 0; call < calls; ++call) {
       if (operands_.pages) {
         const std::int64_t first_key = call * choice_.key_split;
-        gather_keys(one, seen, item, kv_head, first_key, std::min(first_key + choice_.key_split, keys), slot);
+        gather_keys(one, seen, batch, kv_head, first_key, std::min(first_key + choice_.key_split, keys), slot);
       }
       // The kernel finds key s's value at + s * stride: the call's first key meets the first unit vector.
       one.value = reinterpret_cast<const void*>(
