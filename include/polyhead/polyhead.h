@@ -374,7 +374,7 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention(const polyhead_runtime* runti
 
 /* Attention weights of chosen heads and queries, and their sums over the queries. inputs->value, out and lse may be NULL; query
  * and key are f32, bf16 or f16, not necessarily alike. Memory is allocated. Errors: as polyhead_attention, and unsupported for
- * packed sequences with a score_mod. */
+ * packed sequences with a score_mod or keys in pages. */
 typedef struct polyhead_attention_weights_request {
   size_t struct_size;
   const polyhead_tensor* heads; /* i32 or i64 [n], query heads; NULL: all */

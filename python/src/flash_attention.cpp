@@ -204,7 +204,12 @@ nb::object flash_attn_func(nb::handle q, nb::handle k, nb::handle v, double drop
 BorrowedArray borrow_pages(nb::handle array, const char* argument) {
   BorrowedArray pages(array, argument);
   expect_attention_type(pages, argument);
-  if (pages.view().rank == 4) return pages;
+  const TensorView& view = pages.view();
+  if (view.rank == 4 && view.shape[3] > 1 && view.strides[3] != 1) {
+    throw invalid(std::string(argument) + ": has a stride of " + std::to_string(view.strides[3]) +
+                  " in its last dimension, expected 1 with block_table");
+  }
+  if (view.rank == 4) return pages;
   throw invalid(std::string(argument) + ": is " + describe_array(pages.view()) +
                 ", expected [pages, page size, heads, dim] with block_table");
 }
@@ -229,7 +234,12 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
   const BorrowedArray key = table ? borrow_pages(k, "k") : borrow_flash_operand(k, "k", 0);
   const BorrowedArray value = table ? borrow_pages(v, "v") : borrow_flash_operand(v, "v", 0);
   expect_heads(query, key, value);
-  if (table) expect_equal(value.view().shape[0], key.view().shape[0], "v", "the number of pages", "k");
+  if (table) {
+    expect_equal(value.view().shape[0], key.view().shape[0], "v", "the number of pages", "k");
+    if (key.view().shape[0] > 1) {
+      expect_equal(value.view().strides[0], key.view().strides[0], "v", "the distance of pages, in elements,", "k");
+    }
+  }
   AttentionInputs inputs;
   inputs.query = heads_first(query.view(), 0);
   inputs.key = heads_first(key.view(), table ? 1 : 0);
@@ -240,13 +250,15 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
   // What a sequence has room for in its pages; where keys are packed they are in one array.
   std::int64_t room = key.view().shape[0], all_keys = room;
   if (table) {
-    constexpr std::int64_t most = std::int64_t{1} << 60;
     inputs.block_table = check_table(table, count);
-    if (__builtin_mul_overflow(inputs.block_table.shape[1], key.view().shape[1], &room)) room = most;
-    if (__builtin_mul_overflow(room, static_cast<std::int64_t>(count), &all_keys)) all_keys = most;
+    if (__builtin_mul_overflow(inputs.block_table.shape[1], key.view().shape[1], &room) ||
+        __builtin_mul_overflow(room, static_cast<std::int64_t>(count), &all_keys)) {
+      throw invalid("block_table: is " + describe_array(inputs.block_table) + " of pages of " +
+                    std::to_string(key.view().shape[1]) + " keys, expected one whose keys can be counted");
+    }
   }
   std::vector<std::int64_t> key_ends;
-  if (table && cu_seqlens_k.is_none() && !seqused_k.is_none()) {
+  if (table && !seqused_k.is_none()) {  // whatever cu_seqlens_k says, which callers leave unset then
     for (std::size_t i = 0; i <= count; ++i) key_ends.push_back(static_cast<std::int64_t>(i) * room);
   } else {
     key_ends = read_ends(cu_seqlens_k, "cu_seqlens_k", all_keys, max_seqlen_k, "max_seqlen_k");
@@ -282,6 +294,13 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
   };
   const std::vector<std::int64_t> query_lengths = lengths_of(seqused_q, "seqused_q", query_ends);
   const std::vector<std::int64_t> key_lengths = lengths_of(seqused_k, "seqused_k", key_ends);
+  if (table && !key_lengths.empty()) {
+    const std::int64_t longest = *std::max_element(key_lengths.begin(), key_lengths.end());
+    if (max_seqlen_k < longest) {
+      throw invalid("max_seqlen_k: is " + std::to_string(max_seqlen_k) + ", expected at least " + std::to_string(longest) +
+                    ", the longest of seqused_k");
+    }
+  }
   if (!seqused_q.is_none()) {
     mask = mask & Mask::query_lengths();
     inputs.query_lengths = view_of(query_lengths);
@@ -321,7 +340,7 @@ q: [total queries, heads, dim]; k and v: [total keys, kv heads, ...]. cu_seqlens
 v's dim], and with return_attn_probs=True (out, softmax_lse [heads, total queries], None).
 block_table (optional, int32 or int64 [sequences, pages of a sequence]): k and v are pages [pages, page size, kv heads, ...], equally far
 apart, and key s of sequence i is in page block_table[i, s // page size], at s % page size; cu_seqlens_k then says lengths alone, and
-may be None beside seqused_k. Data types and the others as in flash_attn_func.)";
+beside seqused_k, which says them too, nothing. Data types and the others as in flash_attn_func.)";
 
 }  // namespace
 

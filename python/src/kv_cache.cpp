@@ -157,6 +157,7 @@ class ScoreOperands {
         slopes_(borrow_head_numbers(given.alibi_slopes, "alibi_slopes", queries.view().shape[1])),
         sinks_(borrow_head_numbers(given.sink, "sink", queries.view().shape[1])),
         table_(borrow_relative_bias(given.relative_bias, options.relative_bias)),
+        blocks_(borrow_blocks(given.block_mask, given.block_size, options.mask)),
         mod_(given.score_mod) {
     options.mask.causality = given.is_causal ? Causal::bottom_right : Causal::none;
     options.mask.has_offsets = diagonals_.has_value();
@@ -170,7 +171,9 @@ class ScoreOperands {
     options.mask.is_packed = query_ends_.has_value();
     options.mask.has_query_lengths = query_counts_.has_value();
     options.mask.has_prefix = prefixes_.has_value();
-    blocks_ = borrow_blocks(given.block_mask, given.block_size, options.mask);
+    if (query_ends_ && queries.view().shape[0] != 1) {
+      throw invalid("query: has a batch of " + std::to_string(queries.view().shape[0]) + ", expected 1 with cu_seqlens_q");
+    }
     options.scale = given.scale;
     options.softcap = given.softcap;
     options.has_alibi = slopes_.has_value();
@@ -246,7 +249,7 @@ std::int64_t longest_length(const Cache& cache, const TensorView& sequences, std
     for (std::int64_t b = 0; b < batch; ++b) {
       std::int64_t index = b;
       if (!sequences.empty()) {
-        if (sequences.rank != 1 || b >= sequences.shape[0]) break;
+        if (sequences.rank == 0 || b >= sequences.shape[0]) break;
         const std::int64_t at = b * sequences.strides[0];
         index = sequences.dtype == DType::i32 ? static_cast<const std::int32_t*>(sequences.data)[at]
                                               : static_cast<const std::int64_t*>(sequences.data)[at];
@@ -337,8 +340,8 @@ sink_token_length: so many first keys beside them (not over a ring). offsets: in
 for window, alibi_slopes and relative_bias without is_causal (None: at the first token). attn_mask broadcasts to
 [batch, heads, T, S], S being the longest sequence: bool, or float32, float16 or bfloat16 whatever query is, read in place (float64 is
 converted).
-query_lengths: [batch], queries from there on are not computed and give zeros. prefix_lengths: [batch], keys before are seen by every
-query, whatever is_causal says; block_mask: bool or uint8, broadcastable to [batch, heads, ceil(T / queries), ceil(S / keys)] with
+query_lengths: [batch], queries from there on are not computed and give zeros. prefix_lengths: [batch], with is_causal, keys before are seen by
+every query; block_mask: bool or uint8, broadcastable to [batch, heads, ceil(T / queries), ceil(S / keys)] with
 block_size=(queries, keys), False hides the block (these two not over a ring).
 cu_seqlens_q: packed queries, int32 or int64 [n + 1], 0 and then where the queries of each of n sequences end: query, out and lse are
 then [1, heads, total queries, ...], "batch" is n, and T the longest of them.

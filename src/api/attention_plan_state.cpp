@@ -59,7 +59,11 @@ void check_apart_from_inputs(const char* name, const TensorView& output, const A
   check_no_overlap(name, output, "block_table", inputs.block_table);
 }
 
-void check_outputs(const AttentionInputs& inputs) {
+void check_outputs(const AttentionInputs& inputs, const CachedAttentionInputs* cached) {
+  if (cached) {
+    check_no_overlap("out", inputs.out, "sequences", cached->sequences);
+    check_no_overlap("lse", inputs.lse, "sequences", cached->sequences);
+  }
   check_apart_from_inputs("out", inputs.out, inputs);
   check_no_overlap("out", inputs.out, "value", inputs.value);
   if (inputs.lse.empty()) return;
@@ -72,6 +76,10 @@ plan::AttentionShape shape_of_plan(const AttentionSpec& spec, PlanUse use) {
   plan::AttentionShape shape = shape_of(spec);
   if (use == PlanUse::weights) shape.query_length = 0;
   return shape;
+}
+
+bool in_pages(const AttentionInputs& inputs, const CachedAttentionInputs* cached) {
+  return cached || !inputs.block_table.empty();
 }
 
 // Of the pages that a run's keys lie in, as kernels find them.
@@ -119,7 +127,7 @@ void AttentionPlanState::run(const AttentionInputs& inputs, const RunOptions& op
   plan::AttentionOperands operands = read_operands(inputs, shape, lease, cached);
   ScoreModRun score_mod(spec_.score_mod, inputs.score_mod_context ? inputs.score_mod_context : context, isa_);
   operands.scores.mod = score_mod.for_kernel();
-  check_outputs(inputs);
+  check_outputs(inputs, cached);
   if (options.cancel && options.cancel->load(std::memory_order_relaxed))
     throw Error(ErrorCode::cancelled, "cancelled by the caller");
   if (inputs.out.element_count() == 0) return;
@@ -170,11 +178,10 @@ plan::Explanation AttentionPlanState::explanation() const {
 void AttentionPlanState::run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
                                      const dispatch::KernelTable& kernels, const CachedAttentionInputs* cached,
                                      void* context) const {
-  const char* const beside_packed = !spec_.score_mod.empty()                     ? "a score_mod is given"
-                                    : cached || !inputs.block_table.empty() ? "keys lie in pages"
-                                                                            : nullptr;
-  if (spec_.mask.is_packed && beside_packed) {
-    throw Error(ErrorCode::unsupported, std::string("attention_weights: the mask is packed and ") + beside_packed +
+  const bool modified = !spec_.score_mod.empty();
+  if (spec_.mask.is_packed && (modified || in_pages(inputs, cached))) {
+    throw Error(ErrorCode::unsupported, std::string("attention_weights: the mask is packed and ") +
+                                            (modified ? "a score_mod is given" : "keys lie in pages") +
                                             "; expected a call for each sequence");
   }
   const plan::AttentionShape shape = check_query_and_key(inputs, cached);
@@ -247,8 +254,7 @@ plan::AttentionShape AttentionPlanState::check_query_and_key(const AttentionInpu
   shape.batch = inputs.query.shape[0];
   shape.query_length = inputs.query.shape[2];
   if (!cached) check_dtype("AttentionSpec.key_dtype", key_dtype(spec_));  // i8 has scales, which only a cache has
-  const bool in_pages = cached || !inputs.block_table.empty();
-  if (in_pages) {
+  if (in_pages(inputs, cached)) {
     api::check_mask_over_pages(spec_.mask);
     api::check_sequences_given(spec_.mask, sequence_tensors(inputs), true);
     const std::int64_t items = spec_.mask.is_packed ? api::packed_sequences(inputs.cumulative_query_lengths) : shape.batch;
@@ -258,7 +264,7 @@ plan::AttentionShape AttentionPlanState::check_query_and_key(const AttentionInpu
     shape.key_length = inputs.key.shape[2];
   }
   api::check_mask_given(given_mask(cached), mask_inputs(inputs));
-  if (!in_pages) api::check_sequences_given(spec_.mask, sequence_tensors(inputs), false);
+  if (!in_pages(inputs, cached)) api::check_sequences_given(spec_.mask, sequence_tensors(inputs), false);
   api::check_given("alibi_slopes", inputs.alibi_slopes, spec_.has_alibi, "ALiBi", "spec");
   api::check_given("sink", inputs.sink, spec_.has_sink, "sink", "spec");
   api::check_given("relative_bias_table", inputs.relative_bias_table, spec_.relative_bias.given(), "relative bias", "spec");
@@ -315,9 +321,8 @@ plan::AttentionOperands AttentionPlanState::read_operands(const AttentionInputs&
   api::ScoreShape scores_shape = {shape.batch, shape.heads, shape.query_length, shape.key_length};
   const std::int64_t query_total = shape.query_length;
   if (spec_.mask.is_packed) {
-    const bool in_pages = cached || !inputs.block_table.empty();
-    scores_shape =
-        api::read_packed(sequence_tensors(inputs), in_pages, shape.heads, query_total, shape.key_length, lease.sequences());
+    scores_shape = api::read_packed(sequence_tensors(inputs), in_pages(inputs, cached), shape.heads, query_total,
+                                    shape.key_length, lease.sequences());
     shape.batch = scores_shape.batch;
     shape.query_length = scores_shape.query_length;
     shape.key_length = scores_shape.key_length;

@@ -199,6 +199,13 @@ class WeightsRun {
     }
   }
 
+  // The keys that any of a sequence's rows sees. Where the first rows see a prefix, the last may see keys behind it.
+  static KeyRange keys_of_rows(const AttentionOperands& one, std::int64_t item, std::int64_t begin, std::int64_t end) {
+    KeyRange range = key_range(one, item, begin, end);
+    range.end = std::max(range.end, key_range(one, item, end - 1, end).end);
+    return range;
+  }
+
   // Brings the keys of a call together where they lie in pages; those that no row of `seen` sees are not asked for.
   void gather_keys(AttentionOperands& one, const KeyRange& seen, std::int64_t batch, std::int64_t kv_head, std::int64_t first,
                    std::int64_t end, Slot& slot) const {
@@ -221,7 +228,7 @@ class WeightsRun {
     const std::int64_t rows = to - from, width = keys_per_call + 2;
     float* const weights = slot.weights.as<float>();
     float* const partial = slot.partial.as<float>();
-    const KeyRange seen = key_range(one, item, from - query_begin, to - query_begin);
+    const KeyRange seen = operands_.pages ? keys_of_rows(one, item, from - query_begin, to - query_begin) : KeyRange{};
     const std::int64_t kv_head = wanted_.heads[head_index] / operands_.shape.group();
     for (std::int64_t call = 0; call < calls; ++call) {
       if (operands_.pages) {

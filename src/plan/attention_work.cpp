@@ -127,7 +127,8 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
   args.query = at(o.query, batch * o.query_strides[0] + head * o.query_strides[1] + sequence.query_begin * o.query_strides[2]);
   args.query_stride = o.query_strides[2];
   args.query_head_stride = o.query_strides[1];
-  if (o.pages && sequence.key_length > 0) {
+  if (sequence.key_length == 0) {  // its rows are empty: nothing is read
+  } else if (o.pages) {
     const KeyPages& pages = o.pages[mask_batch];
     args.pages = pages.table;
     args.first_page = pages.first_page;
@@ -143,7 +144,7 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
       args.key_scale_in_page = o.key_scale_in_page + kv_head * o.key_strides[1];
       args.value_scale_in_page = o.value_scale_in_page + kv_head * o.value_strides[1];
     }
-  } else if (!o.pages) {
+  } else {
     args.key = at(o.key, batch * o.key_strides[0] + kv_head * o.key_strides[1] + sequence.key_begin * o.key_strides[2]);
     args.value =
         at(o.value, batch * o.value_strides[0] + kv_head * o.value_strides[1] + sequence.key_begin * o.value_strides[2]);

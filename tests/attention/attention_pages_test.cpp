@@ -302,6 +302,28 @@ TEST_P(PagesTest, WeightsReadKeysWhereTheyLie) {
       }
 }
 
+// Rows of one group see a prefix and rows behind it, an item's absent queries are no other item's, blocks end inside calls.
+TEST_P(PagesTest, WeightsOfSequencesReadKeysWhereTheyLie) {
+  Random random(74);
+  const std::int64_t T = slow() ? 60 : 300, S = 600;
+  for (const Mask& mask : {Mask::causal(Causal::top_left) & Mask::prefix(), Mask::causal(Causal::bottom_right) & Mask::prefix(),
+                           Mask::causal(Causal::bottom_right) & Mask::query_lengths(), Mask::blocks(16, 32)}) {
+    AttentionCase test = make_case(attention_spec(3, 2, 1, T, S, 8, 8, mask & Mask::key_lengths()), random);
+    test.key_lengths = integers(DType::i64, {S, T, S});
+    if (mask.has_prefix) test.prefix_lengths = integers(DType::i64, {T - 50, T - 50, 260});
+    if (mask.has_query_lengths) test.query_lengths = integers(DType::i64, {T / 2, T, T});
+    const Pages pages(test, 8, 0, random.chance(0.5), random);
+    const Tensor weights(DType::f32, {3, 2, T, S}), in_pages(DType::f32, {3, 2, T, S});
+    AttentionWeightsRequest request;
+    request.weights = weights;
+    attention_weights(runtime(), test.inputs(), test.options(), request);
+    fill(in_pages, not_a_number);
+    request.weights = in_pages;
+    attention_weights(runtime(2), pages.inputs(test.inputs()), test.options(), request);
+    EXPECT_TRUE(same_bits(weights, in_pages)) << test.describe() << ": " << first_difference(weights, in_pages);
+  }
+}
+
 POLYHEAD_INSTANTIATE_EVERY_ISA(PagesTest);
 
 }  // namespace

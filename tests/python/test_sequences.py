@@ -203,8 +203,9 @@ def test_flash_attn_varlen_func_over_pages(generator, options, page):
     expected, expected_lse, _ = call(k, v, ends[1])
     out, lse, _ = call(keys, values, ends[1], block_table=table)
     assert out.tobytes() == expected.tobytes() and lse.tobytes() == expected_lse.tobytes()
-    out, _, _ = call(keys, values, None, block_table=table.astype(np.int64), seqused_k=key_lengths)
-    assert out.tobytes() == expected.tobytes()
+    for unset in (None, np.full(6, -9, np.int32)):  # beside seqused_k it is not looked at
+        out, _, _ = call(keys, values, unset, block_table=table.astype(np.int64), seqused_k=key_lengths)
+        assert out.tobytes() == expected.tobytes()
     out, _, _ = call(keys, values, ends[1], block_table=table, seqused_q=[1, 33, 0, 7, 2], seqused_k=[44, 40, 0, 1, 0])
     used, _, _ = call(k, v, ends[1], seqused_q=[1, 33, 0, 7, 2], seqused_k=[44, 40, 0, 1, 0])
     assert out.tobytes() == used.tobytes()
@@ -225,8 +226,10 @@ def test_flash_attn_over_pages_names_what_is_wrong(generator):
         ({"block_table": [[0, 0], [2, 3]]}, r"block_table\[1, 1\] is 3, expected 0 to 2"),
         ({"cu_seqlens_k": [0, 2, 7]}, "cu_seqlens_k: sequence 1 has 5 keys, expected at most 4, the room of its row of block_table"),
         ({"cu_seqlens_k": None, "seqused_k": [2, 5]}, r"seqused_k\[1\]: is 5, expected 0 to 4"),
-        ({"cu_seqlens_k": [0, 2, 4], "seqused_k": [2, 3]}, r"seqused_k\[1\]: is 3, expected 0 to 2"),
-        ({"k": pages.swapaxes(1, 3).copy().swapaxes(1, 3)}, "a last dimension with a stride of 1"),
+        ({"seqused_k": [2, 3], "max_seqlen_k": 2}, "max_seqlen_k: is 2, expected at least 3, the longest of seqused_k"),
+        ({"k": pages.swapaxes(1, 3).copy().swapaxes(1, 3)}, "k: has a stride of 8 in its last dimension, expected 1 with block_table"),
+        ({"v": pages[:, ::2], "block_table": [[0], [2]]}, "v: the length is 1, expected 2"),
+        ({"v": np.repeat(pages, 2, axis=0)[::2]}, "v: the distance of pages, in elements, is 128, expected 64 as in k"),
     ]:
         with pytest.raises(ValueError, match=message):
             call(**changes)

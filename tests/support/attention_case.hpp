@@ -19,7 +19,7 @@ namespace polyhead::testing {
 AttentionSpec attention_spec(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t query_length,
                              std::int64_t key_length, std::int64_t head_dim, std::int64_t value_dim, const Mask& mask = {});
 
-struct Pages;       // support/pages.hpp
+struct Pages;      // support/pages.hpp
 class CachedKeys;  // support/cached_keys.hpp
 
 struct AttentionCase {
@@ -45,10 +45,10 @@ constexpr DType bias_dtypes[] = {DType::f32, DType::bf16, DType::f16};
 
 // Contiguous tensors of the spec's types (keys and values of f32 for a cache of integers), of normal random numbers; what the
 // mask needs is there: lengths in 0 .. S or T (some 0, some whole), offsets in -T .. S, a full-size boolean mask that lets
-// seven in ten keys through, a full-size normal bias of f32 with one in ten -inf. ALiBi's slopes are the usual powers of two, sinks
-// normal with one in ten -inf, tables of relative positions normal. out and lse hold NaN. Packed sequences have lengths in 0 ..
-// T and 0 .. S, and a few rows lie behind the last. Segments are documents one after another, stretches in any order, or
-// numbers thrown about; six in ten blocks of a block mask are visible.
+// seven in ten keys through, a full-size normal bias of f32 with one in ten -inf. ALiBi's slopes are the usual powers of two,
+// sinks normal with one in ten -inf, tables of relative positions normal. out and lse hold NaN. Packed sequences have lengths
+// in 0 .. T and 0 .. S, and a few rows lie behind the last. Segments are documents one after another, stretches in any order,
+// or numbers thrown about; six in ten blocks of a block mask are visible.
 AttentionCase make_case(const AttentionSpec& spec, Random& random);
 
 // Runs the case with and without lse and compares out and lse with the oracle, and both outs with each other bit for bit.

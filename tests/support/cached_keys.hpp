@@ -24,7 +24,8 @@ class CachedKeys {
 
   CachedKeys(const AttentionCase& test, const KvCacheSpec& layout, Random& random);
 
-  // A run's, instead of those with key and value in tensors. Masks and biases [B, H, T, S] are cut to the longest item's length.
+  // A run's, instead of those with key and value in tensors. Masks and biases [B, H, T, S] are cut to the longest item's
+  // length.
   CachedAttentionInputs inputs(const AttentionInputs& plain) const;
 
   // What the cache holds in place of the case's keys and values: the same, but where integers stand for them.
