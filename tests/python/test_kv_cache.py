@@ -115,7 +115,7 @@ def test_prefixes_and_blocks(generator):
         cache.attention(query, block_mask=blocks, block_size=(2, 8)), reference.attention(query, key, value, causal & wide), limit
     )
     for options, message in [
-        ({"cu_seqlens_q": [0, 5]}, "query is f32"),
+        ({"cu_seqlens_q": [0, 5]}, "query: has a batch of 2, expected 1 with cu_seqlens_q"),
         ({"query_lengths": [5, 6]}, r"query_lengths\[1\] is 6, expected 0 to 5"),
         ({"prefix_lengths": [1, 1], "is_causal": False}, "has_prefix is true, expected false without a causal alignment"),
         ({"block_mask": blocks}, "block_mask and block_size"),
