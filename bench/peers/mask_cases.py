@@ -225,6 +225,11 @@ def within(left, right):
     return lambda batch, head, query, key: (query - key <= left) & (key - query <= right)
 
 
+def within_or_kept(left, kept):
+    """A causal window; `kept` first keys stay in sight whatever its left side says."""
+    return lambda batch, head, query, key: ((query - key <= left) | (key < kept)) & (key <= query)
+
+
 # ---- the groups of mask_cost.py: each returns name -> Call
 
 
@@ -232,6 +237,7 @@ def at_4096(mods):
     problem = Problem(1, 4, 4096, 64)
     block = 128
     blocks = torch.tensor([[(i * 5 + j * 3) % 4 == 0 for j in range(32)] for i in range(32)])
+    allowed = blocks.repeat_interleave(block, 0).repeat_interleave(block, 1)  # the same keys by a tensor of [T, S]
     lengths = [512 - 96 + 64 * (i % 4) for i in range(8)]
     lengths.append(problem.length - sum(lengths))
     documents, scattered = numbers_of(lengths), torch.randint(0, 4, (problem.length,))
@@ -243,6 +249,7 @@ def at_4096(mods):
         "blocks 25 %": ours(
             problem, only(lambda b, h, q, k: blocks[q // block, k // block]), block_mask=blocks, block_size=(block, block)
         ),
+        "boolean 25 %": ours(problem, only(lambda b, h, q, k: allowed[q, k]), attn_mask=allowed),
         "prefix 1,024": ours(problem, only(lambda b, h, q, k: (k <= q) | (k < 1024)), is_causal=True, prefix_lengths=prefix),
         "documents": ours(problem, only(same_document(documents)), **segments(documents)),
         "scattered segments": ours(problem, only(same_document(scattered)), **segments(scattered)),
@@ -255,6 +262,9 @@ def at_16384(mods):
         "dense": ours(problem),
         "causal window 256": ours_flash(problem, only(within(256, 0)), causal=True, window_size=(256, 0)),
         "window 256 both ways": ours_flash(problem, only(within(256, 256)), window_size=(256, 256)),
+        "window 256, 4 kept": ours_flash(
+            problem, only(within_or_kept(256, 4)), causal=True, window_size=(256, 0), sink_token_length=4
+        ),
     }
 
 

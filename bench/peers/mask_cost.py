@@ -39,11 +39,13 @@ class Row:
 ROWS = [
     Row("4,096", "causal", "dense", 0.53),
     Row("4,096", "blocks 25 %", "dense", 0.30),
+    Row("4,096", "boolean 25 %", "dense"),
     Row("4,096", "prefix 1,024", "dense", by_area=True),
     Row("4,096", "documents", "dense", by_area=True),
     Row("4,096", "scattered segments", "dense"),
     Row("16,384", "causal window 256", "dense", 1.35, by_area=True),
     Row("16,384", "window 256 both ways", "dense", 1.35, by_area=True),
+    Row("16,384", "window 256, 4 kept", "dense", 1.35, by_area=True),
     Row("64 sequences", "packed", "padded", 1.15, by_area=True),
     Row("64 sequences", "packed causal", "padded", by_area=True),
     Row("1,024", "bias [1,H,T,S]", "plain", 1.3),

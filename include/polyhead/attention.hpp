@@ -78,11 +78,12 @@ struct AttentionInputs {
   TensorView key_lengths{};    // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has key lengths
   TensorView offsets{};        // i32 or i64 [B] or [B, 1]; given exactly when the mask has offsets
   TensorView boolean_mask{};   // bool or u8, broadcastable to [B, heads, T, S] (lower ranks align right); true = attend
-  TensorView bias{};           // f32, broadcastable to [B, heads, T, S]
+  TensorView bias{};           // f32, bf16 or f16 whatever query is, read in place; broadcastable to [B, heads, T, S]
   TensorView alibi_slopes{};   // f32 [heads], [B, heads] or [1, heads], finite; given exactly when the spec has ALiBi
   TensorView sink{};           // f32 [heads], logits; -inf is none; given exactly when the spec has a sink
   TensorView query_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. T; given exactly when the mask has query lengths
-  // i32 or i64 [B + 1], given exactly when the mask is packed: 0, then the sum of the first i lengths.
+  // i32 or i64 [B + 1], given exactly when the mask is packed: 0, then the sum of the first i lengths. With a block table
+  // queries alone are packed, and cumulative_key_lengths is not given.
   TensorView cumulative_query_lengths{};
   TensorView cumulative_key_lengths{};
   TensorView prefix_lengths{};  // i32 or i64 [B] or [B, 1], each in 0 .. S; given exactly when the mask has a prefix
@@ -96,17 +97,17 @@ struct AttentionInputs {
   // i32 or i64 [B, pages of an item], optional: key and value are then pages [pages, kv_heads, tokens of a page, dim], and key
   // s of batch item b is token s % tokens of page block_table[b, s / tokens], its value likewise. Both have pages equally far
   // apart, and heads in one piece (last stride 1). The mask has key lengths; numbers beyond an item's length are not looked at.
-  // S is the room that a row of the table has. Not with what goes by sequences: query lengths, packed, prefix, segments,
-  // blocks.
+  // S is the room that a row of the table has. Not with segments. With a packed mask sequence i has row i of the table and
+  // key_lengths[i] keys.
   TensorView block_table{};
   void* score_mod_context = nullptr;  // for the spec's score_mod, instead of its own context; null: that
 };
 
 class KvCache;
 
-// The same over a cache, whose keys, values and lengths are read where they lie. Row b of the tensors belongs to sequence
-// sequences[b]; S below is the longest of these sequences' lengths. Positions of keys are counted from the first token of their
-// sequence, in a ring too. A ring's own window joins the mask's.
+// The same over a cache, whose keys, values and lengths are read where they lie. Row b of the tensors, or with a packed mask
+// the queries of packed sequence b, belong to sequence sequences[b]; S below is the longest of these sequences' lengths.
+// Positions of keys are counted from the first token of their sequence, in a ring too. A ring's own window joins the mask's.
 struct CachedAttentionInputs {
   const KvCache* cache = nullptr;
   // Of the spec's dtypes; its key_dtype is the cache's. In one call f32, bf16 or f16, whatever the cache stores.
@@ -122,6 +123,10 @@ struct CachedAttentionInputs {
   TensorView sink{};
   TensorView relative_bias_table{};
   void* score_mod_context = nullptr;
+  TensorView query_lengths{};
+  TensorView cumulative_query_lengths{};  // with a packed mask query, out and lse have a batch of 1
+  TensorView prefix_lengths{};            // not over a ring
+  TensorView block_mask{};                // likewise
 };
 
 struct RunOptions {
@@ -150,10 +155,10 @@ class POLYHEAD_EXPORT AttentionPlan {
 
   std::size_t workspace_bytes() const noexcept;
   const AttentionSpec& spec() const noexcept;
-  // For people: the kernel and why it was chosen, blocks, key splits, tiles skipped / full / partial, work items, the time
-  // expected, what keeps it from something faster, workspace. The classifier of the spec's score_mod counts in the time: where
-  // the score_mod has a context, which must be there, it is asked about at most 65,536 tiles of the largest run. What it throws
-  // is thrown.
+  // For people: the kernel and why it was chosen, the mask's parts, blocks, key splits, tiles skipped / full / partial, work
+  // items, the time expected, what keeps it from something faster, workspace. The classifier of the spec's score_mod counts in
+  // the time: where the score_mod has a context, which must be there, it is asked about at most 65,536 tiles of the largest
+  // run. What it throws is thrown.
   std::string explain() const;
   // The same facts as one JSON object; docs/architecture.md lists its members. Members may be added.
   std::string explain_json() const;
@@ -187,7 +192,8 @@ inline AttentionOptions cached_attention_options() {
 POLYHEAD_EXPORT void attention(const Runtime& runtime, const CachedAttentionInputs& inputs,
                                const AttentionOptions& options = cached_attention_options());
 
-// What attention_weights is asked for. Memory is that of the request and, for each thread, a megabyte or a row of weights.
+// What attention_weights is asked for. Memory is that of the request, a megabyte or a row of weights for each thread and, with
+// T5's bias, T + S numbers a head.
 struct AttentionWeightsRequest {
   TensorView heads{};  // i32 or i64 [n], query heads in any order; not given: all
   TensorView rows{};   // i32 or i64 [m], queries in any order; not given: all
@@ -198,10 +204,16 @@ struct AttentionWeightsRequest {
 };
 
 // The weights that attention with these inputs and options gives its values, for chosen heads and queries. inputs.value, out
-// and lse are not looked at. A row's weights and, with a sink, the sink's share add up to 1; a row without an allowed key has
-// weights of 0. At the cost of attention whose values are 256 numbers long. Bits do not depend on threads. Errors: as
-// attention, and unsupported for a block table.
+// and lse are not looked at. query and key are f32, bf16 or f16, not necessarily alike; weights are computed in f32 and never
+// rounded to fewer bits, also where attention rounds them on the way to its values. A row's weights and, with a sink, the
+// sink's share add up to 1; a row without an allowed key has weights of 0. At the cost of attention whose values are 256
+// numbers long. Bits do not depend on threads. Errors: as attention, and unsupported for packed sequences with a score_mod
+// or keys in pages.
 POLYHEAD_EXPORT void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options,
                                        const AttentionWeightsRequest& request);
+// The same over a cache: S is the longest length of the call's sequences, and weights of keys that a ring has lost are 0. Keys
+// of i8 are the numbers that KvCache::read gives.
+POLYHEAD_EXPORT void attention_weights(const Runtime& runtime, const CachedAttentionInputs& inputs,
+                                       const AttentionOptions& options, const AttentionWeightsRequest& request);
 
 }  // namespace polyhead

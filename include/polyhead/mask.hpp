@@ -29,21 +29,22 @@ struct POLYHEAD_EXPORT Mask {
   bool has_key_lengths = false;           // keys s >= key_lengths[b] do not exist for batch item b
   bool has_offsets = false;               // offsets[b] is given (Causal::offset, or a window without causal)
   bool has_boolean = false;               // a bool tensor broadcastable to [batch, heads, query, key]; true = attend
-  bool has_bias = false;                  // a float tensor broadcastable to [batch, heads, query, key], added to scaled scores;
-                                          // only -inf excludes, any finite value is arithmetic
+  bool has_bias = false;                  // f32, bf16 or f16 broadcastable to [batch, heads, query, key], added to scaled
+                                          // scores; only -inf excludes, any finite value is arithmetic
   // Queries t >= query_lengths[b] do not exist for batch item b: they are not computed, their out is 0 and their lse -inf (with
   // a sink: the sink).
   bool has_query_lengths = false;
   // Sequences of any lengths lie one after another, without padding, in tensors whose batch is 1: sequence i is the queries
   // cumulative_query_lengths[i] .. [i + 1] - 1 and the keys cumulative_key_lengths[i] .. [i + 1] - 1, and sees nothing else.
-  // "Batch item" means a sequence then: in the causal alignment, lengths, offsets, boolean mask and bias.
+  // "Batch item" means a sequence then: in the causal alignment, lengths, offsets, boolean mask and bias. Where keys lie in a
+  // cache or in pages of a block table, queries alone are packed.
   bool is_packed = false;
   // With a causal alignment: keys s < prefix_lengths[b] are seen by every query of batch item b, whatever causal says (the
   // other parts hide them still).
   bool has_prefix = false;
   // query_segments and key_segments number the document of each query and key: only equal numbers see each other. Where every
   // number lies in one stretch, as in documents one after another, hidden keys cost nothing. Not with packed sequences, which
-  // are documents already.
+  // are documents already, nor with keys in a cache or in pages.
   bool has_segments = false;
   // A block mask is given: a byte for each block of block_queries x block_keys, 0 hides all of it. Both 0: none. Hidden blocks
   // cost nothing.

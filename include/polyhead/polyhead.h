@@ -161,7 +161,7 @@ typedef struct polyhead_mask {
   int32_t has_key_lengths; /* keys s >= key_lengths[b] do not exist for batch item b */
   int32_t has_offsets;     /* offsets[b] is given (POLYHEAD_CAUSAL_OFFSET sets it, a window without causal may) */
   int32_t has_boolean;     /* a bool tensor broadcastable to [batch, heads, query, key]; true = attend */
-  int32_t has_bias;        /* a float tensor broadcastable likewise, added to scaled scores; only -inf excludes */
+  int32_t has_bias;        /* f32, bf16 or f16 broadcastable likewise, added to scaled scores; only -inf excludes */
   /* attention only: layers refuse what follows */
   int32_t has_query_lengths; /* queries t >= query_lengths[b] do not exist: not computed, out 0, lse -inf (or the sink) */
   int32_t is_packed;         /* sequences lie one after another in tensors whose batch is 1: see cumulative_query_lengths */
@@ -311,7 +311,7 @@ typedef struct polyhead_attention_inputs {
   const polyhead_tensor* key_lengths;   /* i32 or i64 [B], exactly when the mask has key lengths */
   const polyhead_tensor* offsets;       /* i32 or i64 [B], exactly when the mask has offsets */
   const polyhead_tensor* boolean_mask;  /* bool or u8, broadcastable to [B, heads, T, S]; true = attend */
-  const polyhead_tensor* bias;          /* f32, broadcastable to [B, heads, T, S] */
+  const polyhead_tensor* bias;          /* f32, bf16 or f16 whatever query is, read in place; broadcasts likewise */
   const polyhead_tensor* alibi_slopes;  /* f32 [heads] or [B, heads], finite; exactly when the spec has ALiBi */
   const polyhead_tensor* sink;          /* f32 [heads], logits, -inf for none; exactly when the spec has a sink */
   const polyhead_tensor* query_lengths; /* i32 or i64 [B], exactly when the mask has query lengths */
@@ -327,8 +327,8 @@ typedef struct polyhead_attention_inputs {
       block_mask; /* bool or u8, broadcastable to [B, heads, ceil(T / block_queries), ceil(S / block_keys)] */
   const polyhead_tensor* relative_bias_table; /* exactly when the spec has a relative bias */
   /* optional i32 or i64 [B, pages of an item]: key and value are pages [pages, kv_heads, tokens, dim] of equal distance, key s
-   * of item b is token s % tokens of page block_table[b, s / tokens]. The mask has key lengths and none of what goes by
-   * sequences. */
+   * of item b is token s % tokens of page block_table[b, s / tokens]. The mask has key lengths, and no segments. Packed
+   * sequences then have packed queries only: cumulative_key_lengths is NULL. */
   const polyhead_tensor* block_table;
   void* score_mod_context; /* for the spec's score_mod, instead of its own context; NULL: that */
 } polyhead_attention_inputs;
@@ -372,8 +372,9 @@ typedef struct polyhead_attention_options {
 POLYHEAD_EXPORT polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
                                                    const polyhead_attention_options* options);
 
-/* Attention weights of chosen heads and queries, and their sums over the queries. inputs->value, out and lse may be NULL.
- * Memory is allocated. Errors: as polyhead_attention, and unsupported for a block table. */
+/* Attention weights of chosen heads and queries, and their sums over the queries. inputs->value, out and lse may be NULL; query
+ * and key are f32, bf16 or f16, not necessarily alike. Memory is allocated. Errors: as polyhead_attention, and unsupported for
+ * packed sequences with a score_mod or keys in pages. */
 typedef struct polyhead_attention_weights_request {
   size_t struct_size;
   const polyhead_tensor* heads; /* i32 or i64 [n], query heads; NULL: all */
@@ -394,11 +395,11 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention_weights(const polyhead_runtim
  * out may be exactly out1 or out2, and lse exactly lse1 or lse2; any other overlap of an output is refused. */
 typedef struct polyhead_merge_inputs {
   size_t struct_size;
-  const polyhead_tensor* out1; /* f32 [B, heads, T, value_dim] */
+  const polyhead_tensor* out1; /* f32, bf16 or f16 [B, heads, T, value_dim] */
   const polyhead_tensor* lse1; /* f32 [B, heads, T] */
-  const polyhead_tensor* out2;
+  const polyhead_tensor* out2; /* of out1's type */
   const polyhead_tensor* lse2;
-  const polyhead_tensor* out;  /* f32 [B, heads, T, value_dim], written */
+  const polyhead_tensor* out;  /* [B, heads, T, value_dim], of out1's type, rounded once; written */
   const polyhead_tensor* lse;  /* optional f32 [B, heads, T], written */
   const polyhead_tensor* sink; /* optional f32 [heads], logits, -inf for none; parts are computed without it */
 } polyhead_merge_inputs;
@@ -487,7 +488,8 @@ POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_save(const polyhead_kv_cache* 
 /* Errors: io_error for a file that cannot be read or is not what was saved. */
 POLYHEAD_EXPORT polyhead_status polyhead_kv_cache_load(const char* path, polyhead_kv_cache** cache);
 
-/* Row b of the tensors belongs to sequence sequences[b]; S is the longest of these sequences' lengths. */
+/* Row b of the tensors, or packed sequence b, belongs to sequence sequences[b]; S is the longest of these sequences' lengths.
+ */
 typedef struct polyhead_cached_attention_inputs {
   size_t struct_size;
   const polyhead_kv_cache* cache;
@@ -502,6 +504,10 @@ typedef struct polyhead_cached_attention_inputs {
   const polyhead_tensor* sink;
   const polyhead_tensor* relative_bias_table;
   void* score_mod_context;
+  const polyhead_tensor* query_lengths;
+  const polyhead_tensor* cumulative_query_lengths; /* packed queries, of a batch of 1; keys are the cache's */
+  const polyhead_tensor* prefix_lengths;           /* these two not over a ring */
+  const polyhead_tensor* block_mask;
 } polyhead_cached_attention_inputs;
 
 /* The plan's mask has key lengths, which are the cache's; over a ring it is causal, bottom-right, and its key_length is the
@@ -513,6 +519,13 @@ POLYHEAD_EXPORT polyhead_status polyhead_attention_plan_run_cached(const polyhea
 POLYHEAD_EXPORT polyhead_status polyhead_cached_attention(const polyhead_runtime* runtime,
                                                           const polyhead_cached_attention_inputs* inputs,
                                                           const polyhead_attention_options* options);
+
+/* Attention weights over a cache; see polyhead_attention_weights. inputs->out and lse may be NULL. S is the longest length of
+ * the call's sequences. options may be NULL: causal, bottom-right. */
+POLYHEAD_EXPORT polyhead_status polyhead_cached_attention_weights(const polyhead_runtime* runtime,
+                                                                  const polyhead_cached_attention_inputs* inputs,
+                                                                  const polyhead_attention_options* options,
+                                                                  const polyhead_attention_weights_request* request);
 
 /* ---- multi-head attention: projections, attention, output projection ---- */
 
@@ -555,7 +568,7 @@ typedef struct polyhead_multi_head_attention_inputs {
   const polyhead_tensor* key_lengths;
   const polyhead_tensor* offsets;
   const polyhead_tensor* boolean_mask;
-  const polyhead_tensor* bias;
+  const polyhead_tensor* bias; /* f32, bf16 or f16 */
 } polyhead_multi_head_attention_inputs;
 
 typedef struct polyhead_multi_head_attention polyhead_multi_head_attention;

@@ -26,6 +26,8 @@ def explain(
     kv_heads=None,
     value_dim=None,
     dtype="float32",
+    key_dtype=None,
+    out_dtype=None,
     causal=None,
     window=(-1, -1),
     sink_token_length=0,
@@ -43,16 +45,17 @@ def explain(
 ):
     """How attention of these sizes would be computed: kernel, tiles, pieces, expected time, what keeps it from being faster.
 
-    causal: None, "top_left", "bottom_right" or "offset". window: (left, right), -1 is no limit; sink_token_length: so many
-    first keys beside it. masks: names of the mask's other parts, "key_lengths", "query_lengths", "offsets", "packed", "prefix",
-    "segments", "boolean", "bias". block_size: (queries, keys) of a block mask. score_mod: a ScoreMod; its classifier, where it
-    has one, is asked about the tiles. Returns a dict, whose members docs/architecture.md lists, or with text=True the same for
-    people.
+    dtype: of queries, "float32", "float16" or "bfloat16"; key_dtype, out_dtype: of keys and values, and of the result, where
+    they are of others; key_dtype may be "int8", a KvCache's. causal: None, "top_left", "bottom_right" or "offset". window:
+    (left, right), -1 is no limit; sink_token_length: so many first keys beside it. masks: names of the mask's other parts,
+    "key_lengths", "query_lengths", "offsets", "packed", "prefix", "segments", "boolean", "bias". block_size: (queries, keys) of
+    a block mask. score_mod: a ScoreMod; its classifier, where it has one, is asked about the tiles. Returns a dict, whose
+    members docs/architecture.md lists ("mask": all of the mask's parts), or with text=True the same for people.
     """
     told = _polyhead._explain(
-        batch, heads, kv_heads, query_length, key_length, head_dim, value_dim, dtype, causal, tuple(window),
-        sink_token_length, list(masks), block_size, scale, softcap, alibi, sink, relative_bias, length_invariant, precision,
-        score_mod, text,
+        batch, heads, kv_heads, query_length, key_length, head_dim, value_dim, dtype, key_dtype, out_dtype, causal,
+        tuple(window), sink_token_length, list(masks), block_size, scale, softcap, alibi, sink, relative_bias, length_invariant,
+        precision, score_mod, text,
     )
     return told if text else json.loads(told)
 

@@ -63,9 +63,10 @@ class MultiHeadAttention:
     def __call__(self, query, key=None, value=None, *, attn_mask=None, is_causal=False, key_lengths=None, out=None):
         """query [batch, T, d_model]; key and value [batch, S, width], by default the query, and the key.
 
-        attn_mask broadcasts to [batch, heads, T, S]: bool (True = attend) or floating point (added to the scores). is_causal:
-        query t sees keys s <= t. key_lengths: integers [batch]. Masks combine. Returns float32 [batch, T, d_model], in out
-        when it is given, else of the query's kind.
+        attn_mask broadcasts to [batch, heads, T, S]: bool (True = attend) or floating point (added to the scores; float32,
+        float16 and bfloat16 are read in place, float64 is converted in each call). is_causal: query t sees keys s <= t.
+        key_lengths: integers [batch]. Masks combine. Returns float32 [batch, T, d_model], in out when it is given, else of the
+        query's kind.
         """
         boolean = attn_mask is not None and "bool" in str(getattr(attn_mask, "dtype", ""))
         bias = attn_mask is not None and not boolean

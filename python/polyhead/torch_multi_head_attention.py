@@ -76,6 +76,8 @@ class TorchMultiHeadAttention:
         if masks and all(mask.dtype == torch.bool for mask in masks):
             merged = masks[0] if len(masks) == 1 else masks[0] | masks[1]
             merged = ~merged
+        elif len(masks) == 1:
+            merged = masks[0]
         elif masks:
             merged = sum(_added(torch, mask) for mask in masks)
 

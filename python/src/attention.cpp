@@ -251,8 +251,8 @@ constexpr const char* documentation =
 query: [..., heads, L, D]; key: [..., heads, S, D]; value: [..., heads, S, E]. NumPy arrays or PyTorch tensors on the CPU, all
 float32, all float16 or all bfloat16 (NumPy: ml_dtypes.bfloat16), with any strides and any number (0 included) of leading
 dimensions, which broadcast. They are read in place; scores, softmax and sums are float32 whatever they are.
-attn_mask: broadcastable to [..., heads, L, S]; bool (True = attend) or floating point (added to the scores). Where it is float32
-it is read in place; of float64, float16 and bfloat16 a float32 copy of the whole is made in each call, but for broadcast dimensions.
+attn_mask: broadcastable to [..., heads, L, S]; bool (True = attend) or floating point (added to the scores). It is read in place,
+float32, float16 or bfloat16 whatever query is; of float64 a float32 copy of the whole is made in each call, but for broadcast dimensions.
 dropout_p: 0, nothing else. is_causal: query t sees keys s <= t; excludes attn_mask. scale: 1 / sqrt(D) unless given.
 enable_gqa: key and value may have fewer heads, a divisor of query's; otherwise as many, or 1.
 

@@ -18,10 +18,10 @@ std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask) {
   switch (mask->view().dtype) {
     case DType::boolean:
     case DType::f32:
-      return mask;
-    case DType::f64:
     case DType::f16:
     case DType::bf16:
+      return mask;
+    case DType::f64:
       mask->convert_to_f32();
       return mask;
     default:

@@ -16,7 +16,7 @@
 
 namespace polyhead::python {
 
-// attn_mask: bool (true = attend) or float (added to the scores; f64, f16 and bf16 are converted to f32). None: nothing.
+// attn_mask: bool (true = attend) or float (added to the scores; f64 is converted to f32). None: nothing.
 // Errors: TypeError for another element type.
 std::optional<BorrowedArray> borrow_mask(nb::handle attn_mask);
 

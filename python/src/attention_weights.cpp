@@ -22,7 +22,7 @@ namespace {
 
 BorrowedArray borrow_operand(nb::handle array, const char* argument) {
   BorrowedArray operand(array, argument);
-  expect_f32(operand, argument);
+  expect_attention_type(operand, argument);
   if (operand.view().rank == 4) return operand;
   throw invalid(std::string(argument) + ": is " + describe_array(operand.view()) + ", expected [batch, heads, length, dim]");
 }
@@ -111,8 +111,8 @@ nb::object weights_of(nb::handle query_array, nb::handle key_array, nb::handle a
 constexpr const char* documentation =
     R"(The softmax's weights that attention gives its values, for chosen heads and queries: float32 [batch, heads, queries, keys].
 
-query: float32 [batch, heads, L, D]; key: float32 [batch, kv heads, S, D], kv heads a divisor of heads. heads, rows: integers,
-which query heads and which queries, in any order; None: all. received=True returns what each key receives instead, the sum of
+query: [batch, heads, L, D]; key: [batch, kv heads, S, D], kv heads a divisor of heads; float32, float16 or bfloat16, each of its own.
+heads, rows: integers, which query heads and which queries, in any order; None: all. received=True returns what each key receives instead, the sum of
 the weights over the chosen queries: float32 [batch, heads, S]. No more memory is taken than the result and a megabyte or a row
 of weights for each thread. cu_seqlens_q, cu_seqlens_k: integers [sequences + 1], 0 and then where each of the sequences ends that
 lie one after another in query and key, of batch 1; rows and keys are numbered through all of them, and a row's weights are 0

@@ -34,13 +34,19 @@ Value one_of(const std::string& given, const char* argument, const std::pair<con
 
 std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::int64_t> kv_heads, std::int64_t query_length,
                     std::int64_t key_length, std::int64_t head_dim, std::optional<std::int64_t> value_dim,
-                    const std::string& dtype, const std::optional<std::string>& causal,
+                    const std::string& dtype, const std::optional<std::string>& key_dtype,
+                    const std::optional<std::string>& out_dtype, const std::optional<std::string>& causal,
                     std::pair<std::int64_t, std::int64_t> window, std::int64_t sink_token_length,
                     const std::vector<std::string>& masks, std::optional<std::pair<std::int64_t, std::int64_t>> block_size,
                     std::optional<double> scale, double softcap, bool alibi, bool sink, nb::handle relative_bias,
                     bool length_invariant, nb::handle precision, nb::handle score_mod, bool text) {
   static constexpr std::pair<const char*, DType> types[] = {
       {"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16}};
+  static constexpr std::pair<const char*, DType> key_types[] = {// a KvCache's
+                                                                {"float32", DType::f32},
+                                                                {"float16", DType::f16},
+                                                                {"bfloat16", DType::bf16},
+                                                                {"int8", DType::i8}};
   static constexpr std::pair<const char*, Mask (*)()> parts[] = {
       {"key_lengths", &Mask::key_lengths}, {"query_lengths", &Mask::query_lengths},
       {"offsets", &Mask::offsets},         {"packed", &Mask::packed},
@@ -55,6 +61,8 @@ std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::i
   spec.head_dim = head_dim;
   spec.value_dim = value_dim.value_or(0);
   spec.dtype = one_of(dtype, "dtype", types);
+  if (key_dtype) spec.key_dtype = one_of(*key_dtype, "key_dtype", key_types);
+  if (out_dtype) spec.out_dtype = one_of(*out_dtype, "out_dtype", types);
   if (causal) {
     spec.mask = Mask::causal(one_of(*causal, "causal", causal_alignments));
     if (spec.mask.causality == Causal::offset) spec.mask = spec.mask & Mask::offsets();
@@ -85,10 +93,10 @@ std::string explain(std::int64_t batch, std::int64_t heads, std::optional<std::i
 void register_explain(nb::module_& module) {
   module.def("_explain", &explain, nb::arg("batch"), nb::arg("heads"), nb::arg("kv_heads").none(), nb::arg("query_length"),
              nb::arg("key_length"), nb::arg("head_dim"), nb::arg("value_dim").none(), nb::arg("dtype"),
-             nb::arg("causal").none(), nb::arg("window"), nb::arg("sink_token_length"), nb::arg("masks"),
-             nb::arg("block_size").none(), nb::arg("scale").none(), nb::arg("softcap"), nb::arg("alibi"), nb::arg("sink"),
-             nb::arg("relative_bias").none(), nb::arg("length_invariant"), nb::arg("precision").none(),
-             nb::arg("score_mod").none(), nb::arg("text"));
+             nb::arg("key_dtype").none(), nb::arg("out_dtype").none(), nb::arg("causal").none(), nb::arg("window"),
+             nb::arg("sink_token_length"), nb::arg("masks"), nb::arg("block_size").none(), nb::arg("scale").none(),
+             nb::arg("softcap"), nb::arg("alibi"), nb::arg("sink"), nb::arg("relative_bias").none(),
+             nb::arg("length_invariant"), nb::arg("precision").none(), nb::arg("score_mod").none(), nb::arg("text"));
 }
 
 }  // namespace polyhead::python

@@ -165,18 +165,15 @@ nb::object run_flash(nb::handle q, const BorrowedArray& query, int batch_rank, A
 
 namespace {
 
-void expect_heads(const BorrowedArray& query, const BorrowedArray& key, const BorrowedArray& value, int batch_rank) {
+// Heads and head sizes, which are the last two dimensions, and that keys have values.
+void expect_heads(const BorrowedArray& query, const BorrowedArray& key, const BorrowedArray& value) {
   const TensorView &q = query.view(), &k = key.view(), &v = value.view();
   expect_same_type(key, "k", query, "q");
   expect_same_type(value, "v", query, "q");
-  if (batch_rank) {
-    expect_equal(k.shape[0], q.shape[0], "k", "the batch size", "q");
-    expect_equal(v.shape[0], q.shape[0], "v", "the batch size", "q");
-  }
-  expect_equal(k.shape[batch_rank + 2], q.shape[batch_rank + 2], "k", "the head size (last dimension)", "q");
-  expect_equal(v.shape[batch_rank], k.shape[batch_rank], "v", "the length", "k");
-  expect_equal(v.shape[batch_rank + 1], k.shape[batch_rank + 1], "v", "the number of heads", "k");
-  const std::int64_t heads = q.shape[batch_rank + 1], kv_heads = k.shape[batch_rank + 1];
+  expect_equal(k.shape[k.rank - 1], q.shape[q.rank - 1], "k", "the head size (last dimension)", "q");
+  expect_equal(v.shape[v.rank - 3], k.shape[k.rank - 3], "v", "the length", "k");
+  expect_equal(v.shape[v.rank - 2], k.shape[k.rank - 2], "v", "the number of heads", "k");
+  const std::int64_t heads = q.shape[q.rank - 2], kv_heads = k.shape[k.rank - 2];
   if (kv_heads < 1 || heads % kv_heads != 0) {
     throw invalid("k: has " + std::to_string(kv_heads) + " heads, expected a divisor of q's " + std::to_string(heads));
   }
@@ -188,7 +185,9 @@ nb::object flash_attn_func(nb::handle q, nb::handle k, nb::handle v, double drop
                            std::int64_t sink_token_length, nb::handle sink) {
   const BorrowedArray query = borrow_flash_operand(q, "q", 1), key = borrow_flash_operand(k, "k", 1),
                       value = borrow_flash_operand(v, "v", 1);
-  expect_heads(query, key, value, 1);
+  expect_heads(query, key, value);
+  expect_equal(key.view().shape[0], query.view().shape[0], "k", "the batch size", "q");
+  expect_equal(value.view().shape[0], query.view().shape[0], "v", "the batch size", "q");
   AttentionInputs inputs;
   inputs.query = heads_first(query.view(), 1);
   inputs.key = heads_first(key.view(), 1);
@@ -201,6 +200,28 @@ nb::object flash_attn_func(nb::handle q, nb::handle k, nb::handle v, double drop
                    diagonals);
 }
 
+// Pages [pages, page size, kv heads, dim].
+BorrowedArray borrow_pages(nb::handle array, const char* argument) {
+  BorrowedArray pages(array, argument);
+  expect_attention_type(pages, argument);
+  const TensorView& view = pages.view();
+  if (view.rank == 4 && view.shape[3] > 1 && view.strides[3] != 1) {
+    throw invalid(std::string(argument) + ": has a stride of " + std::to_string(view.strides[3]) +
+                  " in its last dimension, expected 1 with block_table");
+  }
+  if (view.rank == 4) return pages;
+  throw invalid(std::string(argument) + ": is " + describe_array(pages.view()) +
+                ", expected [pages, page size, heads, dim] with block_table");
+}
+
+// [sequences, pages of a sequence].
+const TensorView& check_table(const std::optional<BorrowedArray>& table, std::size_t sequences) {
+  const TensorView& view = table->view();
+  if (view.rank == 2 && view.shape[0] == static_cast<std::int64_t>(sequences)) return view;
+  throw invalid("block_table: is " + describe_array(view) + ", expected [" + std::to_string(sequences) +
+                ", pages of a sequence]");
+}
+
 nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
                                   std::int64_t max_seqlen_q, std::int64_t max_seqlen_k, double dropout_p,
                                   std::optional<double> softmax_scale, bool causal,
@@ -208,26 +229,51 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
                                   bool, bool return_attn_probs, nb::handle block_table, nb::handle seqused_q,
                                   nb::handle seqused_k, nb::handle out, nb::handle precision, std::int64_t sink_token_length,
                                   nb::handle sink) {
-  if (!block_table.is_none()) {
-    throw Error(ErrorCode::unsupported, "block_table: is given, expected None (keys and values lie in k and v themselves)");
+  const std::optional<BorrowedArray> table = borrow_integers(block_table, "block_table");
+  const BorrowedArray query = borrow_flash_operand(q, "q", 0);
+  const BorrowedArray key = table ? borrow_pages(k, "k") : borrow_flash_operand(k, "k", 0);
+  const BorrowedArray value = table ? borrow_pages(v, "v") : borrow_flash_operand(v, "v", 0);
+  expect_heads(query, key, value);
+  if (table) {
+    expect_equal(value.view().shape[0], key.view().shape[0], "v", "the number of pages", "k");
+    if (key.view().shape[0] > 1) {
+      expect_equal(value.view().strides[0], key.view().strides[0], "v", "the distance of pages, in elements,", "k");
+    }
   }
-  const BorrowedArray query = borrow_flash_operand(q, "q", 0), key = borrow_flash_operand(k, "k", 0),
-                      value = borrow_flash_operand(v, "v", 0);
-  expect_heads(query, key, value, 0);
   AttentionInputs inputs;
   inputs.query = heads_first(query.view(), 0);
-  inputs.key = heads_first(key.view(), 0);
-  inputs.value = heads_first(value.view(), 0);
+  inputs.key = heads_first(key.view(), table ? 1 : 0);
+  inputs.value = heads_first(value.view(), table ? 1 : 0);
   const std::vector<std::int64_t> query_ends =
       read_ends(cu_seqlens_q, "cu_seqlens_q", query.view().shape[0], max_seqlen_q, "max_seqlen_q");
-  const std::vector<std::int64_t> key_ends =
-      read_ends(cu_seqlens_k, "cu_seqlens_k", key.view().shape[0], max_seqlen_k, "max_seqlen_k");
   const std::size_t count = query_ends.size() - 1;
-  expect_equal(static_cast<std::int64_t>(key_ends.size()), static_cast<std::int64_t>(count + 1), "cu_seqlens_k", "the size",
-               "cu_seqlens_q");
+  // What a sequence has room for in its pages; where keys are packed they are in one array.
+  std::int64_t room = key.view().shape[0], all_keys = room;
+  if (table) {
+    inputs.block_table = check_table(table, count);
+    if (__builtin_mul_overflow(inputs.block_table.shape[1], key.view().shape[1], &room) ||
+        __builtin_mul_overflow(room, static_cast<std::int64_t>(count), &all_keys)) {
+      throw invalid("block_table: is " + describe_array(inputs.block_table) + " of pages of " +
+                    std::to_string(key.view().shape[1]) + " keys, expected one whose keys can be counted");
+    }
+  }
+  std::vector<std::int64_t> key_ends;
+  if (table && !seqused_k.is_none()) {  // whatever cu_seqlens_k says, which callers leave unset then
+    for (std::size_t i = 0; i <= count; ++i) key_ends.push_back(static_cast<std::int64_t>(i) * room);
+  } else {
+    key_ends = read_ends(cu_seqlens_k, "cu_seqlens_k", all_keys, max_seqlen_k, "max_seqlen_k");
+    expect_equal(static_cast<std::int64_t>(key_ends.size()), static_cast<std::int64_t>(count + 1), "cu_seqlens_k", "the size",
+                 "cu_seqlens_q");
+  }
+  for (std::size_t i = 0; table && i < count; ++i) {
+    const std::int64_t length = key_ends[i + 1] - key_ends[i];
+    if (length <= room) continue;
+    throw invalid("cu_seqlens_k: sequence " + std::to_string(i) + " has " + std::to_string(length) +
+                  " keys, expected at most " + std::to_string(room) + ", the room of its row of block_table");
+  }
   Mask mask = Mask::packed();
   inputs.cumulative_query_lengths = view_of(query_ends);
-  inputs.cumulative_key_lengths = view_of(key_ends);
+  if (!table) inputs.cumulative_key_lengths = view_of(key_ends);
   const auto lengths_of = [&](nb::handle used, const char* argument, const std::vector<std::int64_t>& ends) {
     std::vector<std::int64_t> lengths;
     if (!used.is_none()) lengths = read_integers(used, argument);
@@ -248,11 +294,18 @@ nb::object flash_attn_varlen_func(nb::handle q, nb::handle k, nb::handle v, nb::
   };
   const std::vector<std::int64_t> query_lengths = lengths_of(seqused_q, "seqused_q", query_ends);
   const std::vector<std::int64_t> key_lengths = lengths_of(seqused_k, "seqused_k", key_ends);
+  if (table && !key_lengths.empty()) {
+    const std::int64_t longest = *std::max_element(key_lengths.begin(), key_lengths.end());
+    if (max_seqlen_k < longest) {
+      throw invalid("max_seqlen_k: is " + std::to_string(max_seqlen_k) + ", expected at least " + std::to_string(longest) +
+                    ", the longest of seqused_k");
+    }
+  }
   if (!seqused_q.is_none()) {
     mask = mask & Mask::query_lengths();
     inputs.query_lengths = view_of(query_lengths);
   }
-  if (!seqused_k.is_none()) {
+  if (table || !seqused_k.is_none()) {
     mask = mask & Mask::key_lengths();
     inputs.key_lengths = view_of(key_lengths);
   }
@@ -284,8 +337,10 @@ flash-attn's flash_attn_varlen_func, on the CPU. Nothing is padded, and the work
 q: [total queries, heads, dim]; k and v: [total keys, kv heads, ...]. cu_seqlens_q, cu_seqlens_k: int32 or int64
 [sequences + 1], 0 and then where each sequence ends. max_seqlen_q, max_seqlen_k: at least the longest. seqused_q, seqused_k
 (optional, [sequences]): how many rows of each sequence are there; queries beyond give zeros. Returns out [total queries, heads,
-v's dim], and with return_attn_probs=True (out, softmax_lse [heads, total queries], None). block_table: None. Data types and the others as in
-flash_attn_func.)";
+v's dim], and with return_attn_probs=True (out, softmax_lse [heads, total queries], None).
+block_table (optional, int32 or int64 [sequences, pages of a sequence]): k and v are pages [pages, page size, kv heads, ...], equally far
+apart, and key s of sequence i is in page block_table[i, s // page size], at s % page size; cu_seqlens_k then says lengths alone, and
+beside seqused_k, which says them too, nothing. Data types and the others as in flash_attn_func.)";
 
 }  // namespace
 

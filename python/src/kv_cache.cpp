@@ -1,10 +1,12 @@
 // KvCache: keys and values of past tokens, and attention over them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -127,60 +129,162 @@ nb::object output(nb::handle given, nb::handle query_array, const BorrowedArray&
   return new_array_like(query_array, query, 4, shape);
 }
 
+// What attention over a cache and its weights are both called with, but for the query.
+struct Scores {
+  nb::handle sequences, attn_mask;
+  bool is_causal;
+  std::optional<std::int64_t> window;
+  std::optional<double> scale;
+  double softcap;
+  nb::handle alibi_slopes, sink, relative_bias, score_mod;
+  std::int64_t sink_token_length;
+  nb::handle offsets;
+  // Of attention alone.
+  nb::handle cu_seqlens_q = nb::none(), query_lengths = nb::none(), prefix_lengths = nb::none(), block_mask = nb::none();
+  std::optional<std::pair<std::int64_t, std::int64_t>> block_size{};
+};
+
+// The same as a call takes it, and what keeps its memory in place.
+class ScoreOperands {
+ public:
+  ScoreOperands(const BorrowedArray& queries, const Scores& given)
+      : which_(borrow_integers(given.sequences, "sequences")),
+        mask_(borrow_mask(given.attn_mask)),
+        diagonals_(borrow_integers(given.offsets, "offsets")),
+        query_ends_(borrow_integers(given.cu_seqlens_q, "cu_seqlens_q")),
+        query_counts_(borrow_integers(given.query_lengths, "query_lengths")),
+        prefixes_(borrow_integers(given.prefix_lengths, "prefix_lengths")),
+        slopes_(borrow_head_numbers(given.alibi_slopes, "alibi_slopes", queries.view().shape[1])),
+        sinks_(borrow_head_numbers(given.sink, "sink", queries.view().shape[1])),
+        table_(borrow_relative_bias(given.relative_bias, options.relative_bias)),
+        blocks_(borrow_blocks(given.block_mask, given.block_size, options.mask)),
+        mod_(given.score_mod) {
+    options.mask.causality = given.is_causal ? Causal::bottom_right : Causal::none;
+    options.mask.has_offsets = diagonals_.has_value();
+    if (given.is_causal && diagonals_) {
+      throw invalid("offsets: is given together with is_causal=True, expected it with is_causal=False");
+    }
+    if (given.window && *given.window < 1) {
+      throw invalid("window: is " + std::to_string(*given.window) + ", expected 1 key or more, or None");
+    }
+    options.mask = options.mask & to_window({given.window.value_or(0) - 1, -1}, given.sink_token_length);
+    options.mask.is_packed = query_ends_.has_value();
+    options.mask.has_query_lengths = query_counts_.has_value();
+    options.mask.has_prefix = prefixes_.has_value();
+    if (query_ends_ && queries.view().shape[0] != 1) {
+      throw invalid("query: has a batch of " + std::to_string(queries.view().shape[0]) + ", expected 1 with cu_seqlens_q");
+    }
+    options.scale = given.scale;
+    options.softcap = given.softcap;
+    options.has_alibi = slopes_.has_value();
+    options.has_sink = sinks_.has_value();
+    options.score_mod = mod_.view();
+    inputs.query = queries.view();
+    inputs.sequences = view_of(which_);
+    inputs.offsets = view_of(diagonals_);
+    inputs.cumulative_query_lengths = view_of(query_ends_);
+    inputs.query_lengths = view_of(query_counts_);
+    inputs.prefix_lengths = view_of(prefixes_);
+    inputs.block_mask = view_of(blocks_);
+    inputs.alibi_slopes = view_of(slopes_);
+    inputs.sink = view_of(sinks_);
+    inputs.relative_bias_table = view_of(table_);
+    if (mask_) place_of_mask(*mask_, options.mask, inputs) = mask_->view();
+  }
+
+  // Calls function() with the cache among the inputs. What a score modification's Python function raised is raised.
+  template <class Function>
+  void over(const Cache& cache, const Function& function) {
+    try {
+      cache.read([&](const KvCache& held) {
+        inputs.cache = &held;
+        function();
+      });
+    } catch (const Error&) {
+      mod_.raise();
+      throw;
+    }
+  }
+
+  AttentionOptions options;
+  CachedAttentionInputs inputs;
+
+ private:
+  std::optional<BorrowedArray> which_, mask_, diagonals_, query_ends_, query_counts_, prefixes_, slopes_, sinks_, table_,
+      blocks_;
+  BorrowedScoreMod mod_;
+};
+
 nb::object attend(const Cache& cache, nb::handle query, nb::handle sequences, nb::handle attn_mask, bool is_causal,
                   std::optional<std::int64_t> window, std::optional<double> scale, double softcap, nb::handle alibi_slopes,
                   nb::handle sink, nb::handle precision, nb::handle out, nb::handle relative_bias, nb::handle score_mod,
-                  std::int64_t sink_token_length, bool return_lse, nb::handle offsets) {
+                  std::int64_t sink_token_length, bool return_lse, nb::handle offsets, nb::handle cu_seqlens_q,
+                  nb::handle query_lengths, nb::handle prefix_lengths, nb::handle block_mask,
+                  std::optional<std::pair<std::int64_t, std::int64_t>> block_size) {
   const BorrowedArray queries = borrow_rows(query, "query");
-  const std::optional<BorrowedArray> which = borrow_integers(sequences, "sequences"), mask = borrow_mask(attn_mask),
-                                     diagonals = borrow_integers(offsets, "offsets");
-  const std::int64_t heads = queries.view().shape[1];
-  const std::optional<BorrowedArray> slopes = borrow_head_numbers(alibi_slopes, "alibi_slopes", heads),
-                                     sinks = borrow_head_numbers(sink, "sink", heads);
+  ScoreOperands scores(queries,
+                       {sequences, attn_mask, is_causal, window, scale, softcap, alibi_slopes, sink, relative_bias, score_mod,
+                        sink_token_length, offsets, cu_seqlens_q, query_lengths, prefix_lengths, block_mask, block_size});
   const nb::object result = output(out, query, queries, cache.spec().value_dim);
   const BorrowedArray target(result, "out", Access::write);
   expect_attention_type(target, "out");
-
-  AttentionOptions options;
-  options.mask.causality = is_causal ? Causal::bottom_right : Causal::none;
-  options.mask.has_offsets = diagonals.has_value();
-  if (is_causal && diagonals) throw invalid("offsets: is given together with is_causal=True, expected it with is_causal=False");
-  if (window && *window < 1) throw invalid("window: is " + std::to_string(*window) + ", expected 1 key or more, or None");
-  options.mask = options.mask & to_window({window.value_or(0) - 1, -1}, sink_token_length);
-  options.scale = scale;
-  options.softcap = softcap;
-  options.has_alibi = slopes.has_value();
-  options.has_sink = sinks.has_value();
-  options.precision = to_precision(precision);
-  const std::optional<BorrowedArray> table = borrow_relative_bias(relative_bias, options.relative_bias);
-  CachedAttentionInputs inputs;
-  inputs.query = queries.view();
-  inputs.out = target.view();
-  inputs.sequences = view_of(which);
-  inputs.offsets = view_of(diagonals);
-  inputs.alibi_slopes = view_of(slopes);
-  inputs.sink = view_of(sinks);
-  inputs.relative_bias_table = view_of(table);
-  if (mask) place_of_mask(*mask, options.mask, inputs) = mask->view();
+  scores.options.precision = to_precision(precision);
+  scores.inputs.out = target.view();
   nb::object lse_result;
   std::optional<BorrowedArray> lse;
   if (return_lse) {
     lse_result = new_f32_array(queries, 3, queries.view().shape.data());
-    inputs.lse = lse.emplace(lse_result, "lse", Access::write).view();
+    scores.inputs.lse = lse.emplace(lse_result, "lse", Access::write).view();
   }
-  BorrowedScoreMod mod(score_mod);
-  options.score_mod = mod.view();
   const Runtime runtime = default_runtime();
-  try {
-    cache.read([&](const KvCache& held) {
-      inputs.cache = &held;
-      attention(runtime, inputs, options);
-    });
-  } catch (const Error&) {
-    mod.raise();
-    throw;
-  }
+  scores.over(cache, [&] { attention(runtime, scores.inputs, scores.options); });
   if (return_lse) return nb::make_tuple(result, lse_result);
+  return result;
+}
+
+// The longest of the sequences that rows belong to. Numbers that are no sequence's are left to the call to refuse.
+std::int64_t longest_length(const Cache& cache, const TensorView& sequences, std::int64_t batch) {
+  return cache.read([&](const KvCache& held) {
+    std::int64_t longest = 0;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      std::int64_t index = b;
+      if (!sequences.empty()) {
+        if (sequences.rank == 0 || b >= sequences.shape[0]) break;
+        const std::int64_t at = b * sequences.strides[0];
+        index = sequences.dtype == DType::i32 ? static_cast<const std::int32_t*>(sequences.data)[at]
+                                              : static_cast<const std::int64_t*>(sequences.data)[at];
+      }
+      if (index >= 0 && index < held.spec().sequences) longest = std::max(longest, held.length(index));
+    }
+    return longest;
+  });
+}
+
+nb::object weights_of(const Cache& cache, nb::handle query, nb::handle sequences, nb::handle attn_mask, bool is_causal,
+                      std::optional<std::int64_t> window, std::optional<double> scale, nb::handle heads, nb::handle rows,
+                      bool received, double softcap, nb::handle alibi_slopes, nb::handle sink, nb::handle relative_bias,
+                      nb::handle score_mod, std::int64_t sink_token_length, nb::handle offsets) {
+  const BorrowedArray queries = borrow_rows(query, "query");
+  ScoreOperands scores(queries, {sequences, attn_mask, is_causal, window, scale, softcap, alibi_slopes, sink, relative_bias,
+                                 score_mod, sink_token_length, offsets});
+  const std::optional<BorrowedArray> chosen_heads = borrow_integers(heads, "heads"),
+                                     chosen_rows = borrow_integers(rows, "rows");
+  const auto count = [](const std::optional<BorrowedArray>& chosen, std::int64_t all) {
+    return chosen && chosen->view().rank == 1 ? chosen->view().shape[0] : all;
+  };
+  const TensorView& view = queries.view();
+  const std::int64_t keys = longest_length(cache, scores.inputs.sequences, view.shape[0]);
+  const std::int64_t head_count = count(chosen_heads, view.shape[1]);
+  const std::int64_t shape[] = {view.shape[0], head_count, count(chosen_rows, view.shape[2]), keys};
+  const std::int64_t received_shape[] = {view.shape[0], head_count, keys};
+  nb::object result = received ? new_f32_array(queries, 3, received_shape) : new_f32_array(queries, 4, shape);
+  const BorrowedArray out(result, "out", Access::write);
+  AttentionWeightsRequest request;
+  request.heads = view_of(chosen_heads);
+  request.rows = view_of(chosen_rows);
+  (received ? request.received : request.weights) = out.view();
+  const Runtime runtime = default_runtime();
+  scores.over(cache, [&] { attention_weights(runtime, scores.inputs, scores.options, request); });
   return result;
 }
 
@@ -234,9 +338,23 @@ constexpr const char* attention_documentation =
 is set (its diagonal ends at the sequence's last token). window: how many keys a query may see, its own included;
 sink_token_length: so many first keys beside them (not over a ring). offsets: int32 or int64 [batch], where the first query stands
 for window, alibi_slopes and relative_bias without is_causal (None: at the first token). attn_mask broadcasts to
-[batch, heads, T, S], S being the longest sequence.
+[batch, heads, T, S], S being the longest sequence: bool, or float32, float16 or bfloat16 whatever query is, read in place (float64 is
+converted).
+query_lengths: [batch], queries from there on are not computed and give zeros. prefix_lengths: [batch], with is_causal, keys before are seen by
+every query; block_mask: bool or uint8, broadcastable to [batch, heads, ceil(T / queries), ceil(S / keys)] with
+block_size=(queries, keys), False hides the block (these two not over a ring).
+cu_seqlens_q: packed queries, int32 or int64 [n + 1], 0 and then where the queries of each of n sequences end: query, out and lse are
+then [1, heads, total queries, ...], "batch" is n, and T the longest of them.
 Returns [batch, heads, T, value_dim] of query's type, or out, which may be of another one of these; with return_lse that and lse,
 float32 [batch, heads, T], the natural log of each softmax's denominator.)";
+
+constexpr const char* weights_documentation =
+    R"(The softmax's weights that attention over the cache gives its values, for chosen heads and queries: float32
+[batch, heads, queries, S], S being the longest sequence, weights of keys that a ring has lost 0.
+
+query: as attention takes it, and all arguments that it shares with that. heads, rows: integers, which query heads and which
+queries, in any order; None: all. received=True returns what each key receives instead, the sum of the weights over the chosen
+queries: float32 [batch, heads, S].)";
 
 }  // namespace
 
@@ -273,7 +391,15 @@ void register_kv_cache(nb::module_& module) {
            nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(),
            nb::arg("sink") = nb::none(), nb::arg("precision") = "strict", nb::arg("out") = nb::none(),
            nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(), nb::arg("sink_token_length") = 0,
-           nb::arg("return_lse") = false, nb::arg("offsets") = nb::none(), attention_documentation)
+           nb::arg("return_lse") = false, nb::arg("offsets") = nb::none(), nb::arg("cu_seqlens_q") = nb::none(),
+           nb::arg("query_lengths") = nb::none(), nb::arg("prefix_lengths") = nb::none(), nb::arg("block_mask") = nb::none(),
+           nb::arg("block_size") = nb::none(), attention_documentation)
+      .def("attention_weights", &weights_of, nb::arg("query"), nb::kw_only(), nb::arg("sequences") = nb::none(),
+           nb::arg("attn_mask") = nb::none(), nb::arg("is_causal") = true, nb::arg("window") = nb::none(),
+           nb::arg("scale") = nb::none(), nb::arg("heads") = nb::none(), nb::arg("rows") = nb::none(),
+           nb::arg("received") = false, nb::arg("softcap") = 0.0, nb::arg("alibi_slopes") = nb::none(),
+           nb::arg("sink") = nb::none(), nb::arg("relative_bias") = nb::none(), nb::arg("score_mod") = nb::none(),
+           nb::arg("sink_token_length") = 0, nb::arg("offsets") = nb::none(), weights_documentation)
       .def("rotate_queries", &rotate_queries, nb::arg("query"), nb::kw_only(), nb::arg("sequences") = nb::none(),
            nb::arg("positions") = nb::none(), nb::arg("out") = nb::none(),
            "The rotation of keys for queries [batch, heads, T, head_dim], at positions[b] + t; None: at the last T tokens.\n"

@@ -48,19 +48,19 @@ nb::object merge_parts(nb::handle out1, nb::handle lse1, nb::handle out2, nb::ha
   if (model.rank < 2) {
     throw invalid("out1: is " + describe_array(model) + ", expected [..., heads, length, dim] (at least 2 dimensions)");
   }
-  expect_f32(first, "out1");
+  expect_attention_type(first, "out1");
   expect_f32(first_lse, "lse1");
-  expect_f32(second, "out2");
+  expect_same_type(second, "out2", first, "out1");
   expect_f32(second_lse, "lse2");
   expect_like(second.view(), "out2", model, model.rank);
   expect_like(first_lse.view(), "lse1", model, model.rank - 1);
   expect_like(second_lse.view(), "lse2", model, model.rank - 1);
   const std::int64_t heads = model.rank >= 3 ? model.shape[model.rank - 3] : 1;
   const std::optional<BorrowedArray> sinks = borrow_head_numbers(sink, "sink", heads);
-  nb::object out_result = out.is_none() ? new_f32_array(first, model.rank, model.shape.data()) : nb::borrow(out);
+  nb::object out_result = out.is_none() ? new_array_like(out1, first, model.rank, model.shape.data()) : nb::borrow(out);
   nb::object lse_result = lse.is_none() ? new_f32_array(first, model.rank - 1, model.shape.data()) : nb::borrow(lse);
   const BorrowedArray out_array(out_result, "out", Access::write), lse_array(lse_result, "lse", Access::write);
-  expect_f32(out_array, "out");
+  expect_same_type(out_array, "out", first, "out1");
   expect_f32(lse_array, "lse");
   expect_like(out_array.view(), "out", model, model.rank);
   expect_like(lse_array.view(), "lse", model, model.rank - 1);
@@ -93,8 +93,8 @@ nb::object merge_parts(nb::handle out1, nb::handle lse1, nb::handle out2, nb::ha
 constexpr const char* documentation =
     R"(Brings together attention over two sets of keys: returns (out, lse) as if it had been computed over both at once.
 
-out1, out2: float32 [..., heads, L, E]; lse1, lse2: float32 [..., heads, L], the natural logs of the softmax denominators, as
-return_lse=True gives them. A part whose lse is -inf saw no key and counts for nothing; where both are so out is 0 and lse -inf.
+out1, out2: float32, float16 or bfloat16 [..., heads, L, E], both of one type, which out has too, rounded once; lse1, lse2: float32
+[..., heads, L], the natural logs of the softmax denominators, as return_lse=True gives them. A part whose lse is -inf saw no key and counts for nothing; where both are so out is 0 and lse -inf.
 sink: float32, float16 or bfloat16 [heads], logits that join the denominators; the parts are computed without it.
 out, lse: written to and returned; out may be out1 or out2 itself, and lse lse1 or lse2.)";
 

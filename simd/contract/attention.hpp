@@ -83,7 +83,10 @@ struct AttentionArgs {
   // all of them for every row of the call, so that they need not be looked at. A hint: results are the same without.
   static constexpr std::int64_t keys_per_mark = 64;
   const std::uint8_t* key_marks = nullptr;
-  const float* bias = nullptr;  // likewise; added after scaling; -inf excludes, any finite value is arithmetic
+  // Likewise, of f32, bf16 or f16 whatever the other operands are; added after scaling. A number counts as what it is in f32,
+  // as query's do: -inf excludes, any finite value is arithmetic, the largest of a type included.
+  Element bias_element = Element::f32;
+  const void* bias = nullptr;
   std::ptrdiff_t bias_stride = 0;
   std::ptrdiff_t bias_head_stride = 0;
   std::ptrdiff_t bias_key_stride = 0;

@@ -23,7 +23,7 @@
 // that holds something not finite gives NaN. Rows of more than 65,536 numbers stay f32, and C is gemm_f32_i8's.
 //
 // gemm_bf16_bf16 rounds each number of A to the nearest bf16, as pack does those of W. Products are exact in f32; sums are
-// f32's, a multiply-add for each k, or what the instruction set makes of two products and a sum.
+// f32's (the scalar kernel's double's), a multiply-add for each k, or what the instruction set makes of two products and a sum.
 #pragma once
 
 #include <cstddef>

@@ -5,6 +5,7 @@
 #include "simd/contract/attention.hpp"
 #include "simd/hwy/attention_mask-inl.h"
 #include "simd/hwy/compat.h"
+#include "simd/hwy/element-inl.h"
 #include "simd/hwy/exp2-inl.h"
 #include "simd/hwy/key_block-inl.h"
 #include "simd/hwy/row_map-inl.h"
@@ -174,7 +175,7 @@ static inline Varies HowItVaries(const T* operand, std::ptrdiff_t stride, std::p
 
 // What a tile's mask is read into.
 struct MaskTables {
-  float* bias;                  // [keys of a block][width]
+  float* bias;                  // [keys of a block][width]; widened, of one value a key for all rows: [keys of a block]
   std::int32_t* allowed_bytes;  // [keys of a block / 4][width]
   std::int32_t* excluded_keys;  // [keys of a block]
   float* slopes;                // [width]
@@ -293,14 +294,17 @@ class MaskReader {
     }
     if (bias_ != Varies::absent) {
       mask.bias = bias_;
-      const float* bias = Offset(args_.bias, static_cast<std::ptrdiff_t>(key) * args_.bias_key_stride);
-      if (bias_ == Varies::keys) {
-        mask.bias_keys = bias;
+      const void* const bias = Offset(args_.bias, static_cast<std::ptrdiff_t>(key) * args_.bias_key_stride);
+      if (bias_ == Varies::keys && args_.bias_element == Element::f32) {
+        mask.bias_keys = static_cast<const float*>(bias);
         mask.bias_key_stride = args_.bias_key_stride;
       } else {
-        const RowMap<const float> rows = {bias, args_.bias_stride, args_.bias_head_stride, args_.group};
-        BiasToLanes(rows, args_.bias_key_stride, block.first_row, block.rows, block.width, begin, end, tables.bias);
-        mask.bias_rows = tables.bias;
+        WithElement(args_.bias_element, [&](auto element) HWY_ATTR {
+          using Bias = decltype(element);
+          WidenBias(static_cast<const Bias*>(bias), block, begin, end, tables.bias);
+        });
+        mask.bias_keys = mask.bias_rows = tables.bias;
+        mask.bias_key_stride = sizeof(float);
       }
     }
     mask.change.softcap = softcap_;
@@ -313,6 +317,19 @@ class MaskReader {
   }
 
  private:
+  // Brings the bias of a tile, which begins at its block's first key, to `to`: [key][row], or [key] where it varies with keys
+  // alone.
+  template <class Bias>
+  HWY_INLINE void WidenBias(const Bias* bias, const RowBlock& block, size_t begin, size_t end, float* to) const {
+    if (bias_ == Varies::keys) {
+      WidenKeyBias(Offset(bias, static_cast<std::ptrdiff_t>(begin) * args_.bias_key_stride), args_.bias_key_stride, end - begin,
+                   to + begin);
+      return;
+    }
+    const RowMap<const Bias> rows = {bias, args_.bias_stride, args_.bias_head_stride, args_.group};
+    BiasToLanes(rows, args_.bias_key_stride, block.first_row, block.rows, block.width, begin, end, to);
+  }
+
   const AttentionF32Args& args_;
   const Varies boolean_;
   const Varies bias_;

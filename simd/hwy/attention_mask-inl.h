@@ -6,6 +6,7 @@
 
 #include "simd/contract/attention.hpp"
 #include "simd/hwy/compat.h"
+#include "simd/hwy/element-inl.h"
 #include "simd/hwy/exp2-inl.h"
 #include "simd/hwy/key_block-inl.h"
 #include "simd/hwy/row_map-inl.h"
@@ -125,18 +126,20 @@ static inline void ApplyMask(const TileMask& mask, float* scores, size_t width, 
   return ApplyMaskWithBoolean<false>(mask, scores, width, begin, end, max);
 }
 
-// The operand over [row, key] of one tile, brought to [key][row]. `map` gives the rows, already moved to the block's first key.
-static HWY_NOINLINE void BiasToLanes(const RowMap<const float>& map, std::ptrdiff_t key_stride, std::int64_t first, size_t rows,
+// The operand over [row, key] of one tile, widened and brought to [key][row]. `map` gives the rows, already moved to the
+// block's first key.
+template <class T>
+static HWY_NOINLINE void BiasToLanes(const RowMap<const T>& map, std::ptrdiff_t key_stride, std::int64_t first, size_t rows,
                                      size_t width, size_t begin, size_t end, float* HWY_RESTRICT to) {
-  if (key_stride == static_cast<std::ptrdiff_t>(sizeof(float))) {
-    RowMap<const float> moved = map;
+  if (key_stride == static_cast<std::ptrdiff_t>(sizeof(T))) {
+    RowMap<const T> moved = map;
     moved.base += begin;
     return RowsToLanes<false>(moved, first, rows, width, end - begin, 1.0f, to + begin * width);
   }
   for (size_t lane = 0; lane < width; ++lane) {
-    const float* row = map.At(first + static_cast<std::int64_t>(HWY_MIN(lane, rows - 1)));
+    const T* row = map.At(first + static_cast<std::int64_t>(HWY_MIN(lane, rows - 1)));
     for (size_t key = begin; key < end; ++key) {
-      to[key * width + lane] = *Offset(row, static_cast<std::ptrdiff_t>(key) * key_stride);
+      to[key * width + lane] = ToFloat(*Offset(row, static_cast<std::ptrdiff_t>(key) * key_stride));
     }
   }
 }

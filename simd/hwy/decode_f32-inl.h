@@ -651,9 +651,17 @@ class DecodeRun {
       if (allowed != Allowed::all) mask.excluded = excluded_;
     }
     if (args.bias) {
-      const float* from = Offset(args.bias, t * args.bias_stride + g * args.bias_head_stride +
-                                                static_cast<std::ptrdiff_t>(first) * args.bias_key_stride);
-      for (size_t k = span.begin; k < span.end; ++k, from = Offset(from, args.bias_key_stride)) bias_[k] = *from;
+      const void* const bias = Offset(args.bias, t * args.bias_stride + g * args.bias_head_stride +
+                                                     static_cast<std::ptrdiff_t>(first) * args.bias_key_stride);
+      WithElement(args.bias_element, [&](auto element) HWY_ATTR {
+        using Bias = decltype(element);
+        const Bias* from = static_cast<const Bias*>(bias);
+        if constexpr (hwy::IsSame<Bias, float>()) {
+          for (size_t k = span.begin; k < span.end; ++k, from = Offset(from, args.bias_key_stride)) bias_[k] = *from;
+        } else {
+          WidenKeyBias(from, args.bias_key_stride, span.end - span.begin, bias_ + span.begin);
+        }
+      });
       mask.bias = bias_;
     }
     if (HWY_UNLIKELY(first_key < args.kept_end)) ShowKept(static_cast<size_t>(args.kept_end - first_key), span, mask);

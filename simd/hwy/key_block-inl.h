@@ -1,4 +1,5 @@
-// What kernels ask about one key block before they compute with it: limits relative to it, its keys' mask, the state of its V.
+// What kernels ask about one key block before they compute with it: limits relative to it, its keys' mask and bias, the state
+// of its V.
 #pragma once
 
 #include "simd/contract/attention.hpp"
@@ -62,6 +63,19 @@ static HWY_NOINLINE Allowed ReadKeyMask(const std::uint8_t* mask, std::ptrdiff_t
     }
   }
   return all != 0 ? Allowed::none : any == 0 ? Allowed::all : Allowed::some;
+}
+
+// to[i] = the bias of key i, widened.
+template <class T>
+static HWY_NOINLINE void WidenKeyBias(const T* HWY_RESTRICT bias, std::ptrdiff_t key_stride, size_t keys,
+                                      float* HWY_RESTRICT to) {
+  size_t i = 0;
+  if (key_stride == static_cast<std::ptrdiff_t>(sizeof(T))) {
+    const FloatTag df;
+    const size_t lanes = hn::Lanes(df);
+    for (; i + lanes <= keys; i += lanes) hn::StoreU(LoadElements(df, bias + i), df, to + i);
+  }
+  for (; i < keys; ++i) to[i] = ToFloat(*Offset(bias, static_cast<std::ptrdiff_t>(i) * key_stride));
 }
 
 // True when `rows` rows of `columns` values hold a NaN or an infinity.

@@ -68,8 +68,8 @@ HWY_INLINE void TransposeQuarters(BlockTag tag, Block& a, Block& b, Block& c, Bl
 }
 
 // to[column * width + lane] = factor * row(first + lane)[column] for `width` lanes (whole vectors); lanes from `rows` on repeat
-// the last row, which costs nothing and keeps padding from ever being special. With kScale false the bits of f32 rows are moved
-// as they are, so that any 4-byte payload goes through.
+// the last row, which costs nothing and keeps padding from ever being special. With kScale false the factor is none: rows of 16
+// bits are but widened, and the bits of f32 rows are moved as they are, so that any 4-byte payload goes through.
 template <bool kScale, class T>
 static HWY_NOINLINE void RowsToLanes(const RowMap<const T>& map, std::int64_t first, size_t rows, size_t width, size_t columns,
                                      float factor, float* HWY_RESTRICT to, bool fetches_next = false) {
@@ -108,9 +108,10 @@ static HWY_NOINLINE void RowsToLanes(const RowMap<const T>& map, std::int64_t fi
       for (size_t i = 0; i < kRowsAtOnce; ++i) {
         if constexpr (kScale) {
           out[column * width + i] = factor * ToFloat(row[i][column]);
-        } else {
-          static_assert(hwy::IsSame<T, float>(), "widening is no move of bits");
+        } else if constexpr (hwy::IsSame<T, float>()) {
           __builtin_memcpy(&out[column * width + i], row[i] + column, sizeof(float));
+        } else {
+          out[column * width + i] = ToFloat(row[i][column]);
         }
       }
     }

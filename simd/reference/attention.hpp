@@ -60,6 +60,10 @@ Scaling scaling_of_value(const AttentionF32Args& args, std::int64_t s) {
   return {scale_at(args, args.value_scale, args.value_scale_in_page, s), args.value_mean, args.value_channel};
 }
 
+double bias_of(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
+  return load(at(args.bias, args.bias_stride * t + args.bias_head_stride * g + args.bias_key_stride * s), args.bias_element, 0);
+}
+
 // Whether query t of head g of the group may see key s, whatever its score.
 bool is_allowed(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
   if (args.visible_begin != AttentionF32Args::unbounded_begin && s < t + args.visible_begin && s >= args.kept_end) {
@@ -71,8 +75,7 @@ bool is_allowed(const AttentionF32Args& args, std::int64_t t, std::int64_t g, st
         at(args.boolean_mask, args.mask_stride * t + args.mask_head_stride * g + args.mask_key_stride * s);
     if (*allowed == 0) return false;
   }
-  return args.bias == nullptr ||
-         *at(args.bias, args.bias_stride * t + args.bias_head_stride * g + args.bias_key_stride * s) != -__builtin_inff();
+  return args.bias == nullptr || bias_of(args, t, g, s) != -kInfinity;
 }
 
 // The scaled and capped score, in natural-log units.
@@ -92,10 +95,7 @@ double capped_score_of(const AttentionF32Args& args, std::int64_t t, std::int64_
 
 // What is added to a score after all that.
 double added_to_score(const AttentionF32Args& args, std::int64_t t, std::int64_t g, std::int64_t s) {
-  double added = 0.0;
-  if (args.bias) {
-    added = static_cast<double>(*at(args.bias, args.bias_stride * t + args.bias_head_stride * g + args.bias_key_stride * s));
-  }
+  double added = args.bias ? bias_of(args, t, g, s) : 0.0;
   if (args.alibi_slopes) {
     const double distance = fabs(static_cast<double>(t + args.alibi_offset - s));
     added -= static_cast<double>(*at(args.alibi_slopes, args.alibi_stride * g)) * distance;

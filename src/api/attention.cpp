@@ -69,28 +69,40 @@ std::int64_t bucket(std::int64_t size) {
   return (size + step - 1) / step * step;
 }
 
-// The sizes of packed sequences. Their tensors are checked when the plan runs; what fails here fails there with a better
-// message.
-void measure_sequences(const AttentionInputs& inputs, AttentionSpec& spec) {
-  const auto longest = [](const TensorView& ends) {
-    std::int64_t most = 0;
-    const bool fits = ends.rank == 1 && ends.data && (ends.dtype == DType::i32 || ends.dtype == DType::i64) &&
-                      reinterpret_cast<std::uintptr_t>(ends.data) % static_cast<std::uintptr_t>(size_in_bytes(ends.dtype)) == 0;
-    for (std::int64_t i = 1; fits && i < ends.shape[0]; ++i) {
-      const auto at = [&](std::int64_t index) {
-        return ends.dtype == DType::i32 ? std::int64_t{static_cast<const std::int32_t*>(ends.data)[index * ends.strides[0]]}
-                                        : static_cast<const std::int64_t*>(ends.data)[index * ends.strides[0]];
-      };
-      std::int64_t length = 0;
-      if (!__builtin_sub_overflow(at(i), at(i - 1), &length)) most = std::max(most, length);
-    }
-    return most;
-  };
+// The longest of packed sequences, rounded up as in `bucket`. Their tensors are checked when the plan runs; what fails here
+// fails there with a better message.
+std::int64_t longest_sequence(const TensorView& ends, std::int64_t total) {
+  std::int64_t most = 0;
+  const bool fits = ends.rank == 1 && ends.data && (ends.dtype == DType::i32 || ends.dtype == DType::i64) &&
+                    reinterpret_cast<std::uintptr_t>(ends.data) % static_cast<std::uintptr_t>(size_in_bytes(ends.dtype)) == 0;
+  for (std::int64_t i = 1; fits && i < ends.shape[0]; ++i) {
+    const auto at = [&](std::int64_t index) {
+      return ends.dtype == DType::i32 ? std::int64_t{static_cast<const std::int32_t*>(ends.data)[index * ends.strides[0]]}
+                                      : static_cast<const std::int64_t*>(ends.data)[index * ends.strides[0]];
+    };
+    std::int64_t length = 0;
+    if (!__builtin_sub_overflow(at(i), at(i - 1), &length)) most = std::max(most, length);
+  }
   // No sequence is longer than all of them: a plan for a length that cannot be would ask for memory in vain.
-  spec.query_length = bucket(std::min(longest(inputs.cumulative_query_lengths), inputs.query.shape[2]));
-  spec.key_length = bucket(std::min(longest(inputs.cumulative_key_lengths), inputs.key.shape[2]));
-  const TensorView& ends = inputs.cumulative_query_lengths;
+  return bucket(std::min(most, total));
+}
+
+void measure_queries(const TensorView& query, const TensorView& ends, AttentionSpec& spec) {
+  spec.query_length = longest_sequence(ends, query.shape[2]);
   spec.batch = bucket(ends.rank == 1 ? std::max<std::int64_t>(ends.shape[0] - 1, 0) : 0);
+}
+
+void measure_sequences(const AttentionInputs& inputs, AttentionSpec& spec) {
+  measure_queries(inputs.query, inputs.cumulative_query_lengths, spec);
+  spec.key_length = longest_sequence(inputs.cumulative_key_lengths, inputs.key.shape[2]);
+}
+
+// Keys that the pages of a block table's row have room for. A product that overflows is refused by the run.
+std::int64_t room_of_pages(const AttentionInputs& inputs) {
+  constexpr std::int64_t most = std::int64_t{1} << 40;
+  std::int64_t room = 0;
+  if (__builtin_mul_overflow(inputs.block_table.shape[1], inputs.key.shape[2], &room)) return inputs.key.shape[2];
+  return std::clamp<std::int64_t>(room, 0, most);
 }
 
 constexpr std::uint64_t attention_call = 1;  // the kind of call, first word of its keys in the runtime's cache
@@ -170,30 +182,22 @@ void attention(const Runtime& runtime, const AttentionInputs& inputs, const Atte
   check_size("value's value_dim", spec.value_dim, 1);
   fill_in_options(options, &spec);
   if (spec.mask.is_packed) measure_sequences(inputs, spec);
-  if (inputs.block_table.rank == 2) {
-    // A product that overflows is refused by the run.
-    std::int64_t room = 0;
-    constexpr std::int64_t most = std::int64_t{1} << 40;
-    if (!__builtin_mul_overflow(inputs.block_table.shape[1], inputs.key.shape[2], &room)) {
-      spec.key_length = bucket(std::clamp<std::int64_t>(room, 0, most));
-    }
-  }
+  if (inputs.block_table.rank == 2) spec.key_length = bucket(room_of_pages(inputs));
   api::entry([&] { find_plan(runtime, spec)->run(inputs, {}, nullptr, options.score_mod.context); });
 }
 
-void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, const AttentionOptions& options) {
+namespace {
+
+// What a call over a cache asks of a plan, but for out.
+AttentionSpec spec_over_cache(const CachedAttentionInputs& inputs, const AttentionOptions& options) {
   if (inputs.cache == nullptr) fail("cache", "not given", "a KvCache");
   const KvCacheSpec& cache = inputs.cache->spec();
   if (inputs.query.rank != 4 || !is_served(inputs.query.dtype)) {
     fail("query", inputs.query.describe(), served_dtypes() + " [batch, heads, query_length, head_dim]");
   }
-  if (inputs.out.rank != 4 || !is_served(inputs.out.dtype)) {
-    fail("out", inputs.out.describe(), served_dtypes() + " [batch, heads, query_length, value_dim]");
-  }
   AttentionSpec spec;
   spec.dtype = inputs.query.dtype;
   spec.key_dtype = cache.dtype;
-  spec.out_dtype = inputs.out.dtype;
   spec.batch = bucket(inputs.query.shape[0]);
   spec.heads = inputs.query.shape[1];
   spec.kv_heads = cache.kv_heads;
@@ -202,6 +206,7 @@ void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, cons
   spec.value_dim = cache.value_dim;
   check_size("query's heads", spec.heads, 1);
   fill_in_options(options, &spec);
+  if (spec.mask.is_packed) measure_queries(inputs.query, inputs.cumulative_query_lengths, spec);
   spec.mask.has_key_lengths = true;
   if (cache.kind == CacheKind::ring) {
     spec.key_length = inputs.cache->plan_key_length();
@@ -210,14 +215,31 @@ void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, cons
     for (std::int64_t i = 0; i < cache.sequences; ++i) longest = std::max(longest, inputs.cache->length(i));
     spec.key_length = bucket(longest);
   }
+  return spec;
+}
+
+}  // namespace
+
+void attention(const Runtime& runtime, const CachedAttentionInputs& inputs, const AttentionOptions& options) {
+  AttentionSpec spec = spec_over_cache(inputs, options);
+  if (inputs.out.rank != 4 || !is_served(inputs.out.dtype)) {
+    fail("out", inputs.out.describe(), served_dtypes() + " [batch, heads, query_length, value_dim]");
+  }
+  spec.out_dtype = inputs.out.dtype;
   api::entry([&] { find_plan(runtime, spec)->run(api::without_cache(inputs), {}, &inputs, options.score_mod.context); });
 }
 
 void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, const AttentionOptions& options,
                        const AttentionWeightsRequest& request) {
-  if (inputs.query.rank != 4) fail("query", inputs.query.describe(), "f32 [batch, heads, query_length, head_dim]");
-  if (inputs.key.rank != 4) fail("key", inputs.key.describe(), "f32 [batch, kv_heads, key_length, head_dim]");
+  if (inputs.query.rank != 4 || !is_served(inputs.query.dtype)) {
+    fail("query", inputs.query.describe(), served_dtypes() + " [batch, heads, query_length, head_dim]");
+  }
+  if (inputs.key.rank != 4 || !is_served(inputs.key.dtype)) {
+    fail("key", inputs.key.describe(), served_dtypes() + " [batch, kv_heads, key_length, head_dim]");
+  }
   AttentionSpec spec;
+  spec.dtype = inputs.query.dtype;
+  spec.key_dtype = inputs.key.dtype;
   spec.batch = inputs.query.shape[0];
   spec.heads = inputs.query.shape[1];
   spec.kv_heads = inputs.key.shape[1];
@@ -229,9 +251,19 @@ void attention_weights(const Runtime& runtime, const AttentionInputs& inputs, co
   check_size("query's head_dim", spec.head_dim, 1);
   fill_in_options(options, &spec);
   if (spec.mask.is_packed) measure_sequences(inputs, spec);
+  if (inputs.block_table.rank == 2) spec.key_length = room_of_pages(inputs);
   api::entry([&] {
-    const detail::AttentionPlanState state(spec, runtime);
-    state.run_weights(inputs, request, runtime.state()->kernels(), options.score_mod.context);
+    const detail::AttentionPlanState state(spec, runtime, detail::PlanUse::weights);
+    state.run_weights(inputs, request, runtime.state()->kernels(), nullptr, options.score_mod.context);
+  });
+}
+
+void attention_weights(const Runtime& runtime, const CachedAttentionInputs& inputs, const AttentionOptions& options,
+                       const AttentionWeightsRequest& request) {
+  const AttentionSpec spec = spec_over_cache(inputs, options);
+  api::entry([&] {
+    const detail::AttentionPlanState state(spec, runtime, detail::PlanUse::weights);
+    state.run_weights(api::without_cache(inputs), request, runtime.state()->kernels(), &inputs, options.score_mod.context);
   });
 }
 

@@ -59,13 +59,32 @@ void check_apart_from_inputs(const char* name, const TensorView& output, const A
   check_no_overlap(name, output, "block_table", inputs.block_table);
 }
 
-void check_outputs(const AttentionInputs& inputs) {
+void check_outputs(const AttentionInputs& inputs, const CachedAttentionInputs* cached) {
+  if (cached) {
+    check_no_overlap("out", inputs.out, "sequences", cached->sequences);
+    check_no_overlap("lse", inputs.lse, "sequences", cached->sequences);
+  }
   check_apart_from_inputs("out", inputs.out, inputs);
   check_no_overlap("out", inputs.out, "value", inputs.value);
   if (inputs.lse.empty()) return;
   check_apart_from_inputs("lse", inputs.lse, inputs);
   check_no_overlap("lse", inputs.lse, "value", inputs.value);
   check_no_overlap("lse", inputs.lse, "out", inputs.out);
+}
+
+plan::AttentionShape shape_of_plan(const AttentionSpec& spec, PlanUse use) {
+  plan::AttentionShape shape = shape_of(spec);
+  if (use == PlanUse::weights) shape.query_length = 0;
+  return shape;
+}
+
+bool in_pages(const AttentionInputs& inputs, const CachedAttentionInputs* cached) {
+  return cached || !inputs.block_table.empty();
+}
+
+// Of the pages that a run's keys lie in, as kernels find them.
+std::size_t page_table_bytes(const AttentionInputs& inputs, const CachedAttentionInputs* cached, std::int64_t batch) {
+  return cached ? whole_lines(static_cast<std::size_t>(batch) * sizeof(plan::KeyPages)) : api::block_table_bytes(inputs);
 }
 
 // Indices of a request, each in 0 .. count - 1; all of them where none are given.
@@ -83,10 +102,10 @@ std::vector<std::int64_t> read_choice(const char* name, const TensorView& view, 
 
 }  // namespace
 
-AttentionPlanState::AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime)
+AttentionPlanState::AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime, PlanUse use)
     : spec_(api::resolve(spec)),
       isa_(runtime.isa()),
-      plan_(shape_of(spec_), spec_.mask,
+      plan_(shape_of_plan(spec_, use), spec_.mask,
             {scale_of(spec_), spec_.softcap, spec_.has_alibi, spec_.has_sink, spec_.relative_bias,
              spec_.score_mod.empty() ? std::string() : spec_.score_mod.name, spec_.score_mod.classify != nullptr},
             spec_.length_invariant, spec_.precision, runtime.state()->kernels(), runtime.state()->scheduler()),
@@ -108,15 +127,14 @@ void AttentionPlanState::run(const AttentionInputs& inputs, const RunOptions& op
   plan::AttentionOperands operands = read_operands(inputs, shape, lease, cached);
   ScoreModRun score_mod(spec_.score_mod, inputs.score_mod_context ? inputs.score_mod_context : context, isa_);
   operands.scores.mod = score_mod.for_kernel();
-  check_outputs(inputs);
+  check_outputs(inputs, cached);
   if (options.cancel && options.cancel->load(std::memory_order_relaxed))
     throw Error(ErrorCode::cancelled, "cancelled by the caller");
   if (inputs.out.element_count() == 0) return;
 
   TensorView query = inputs.query, key = inputs.key, value = inputs.value, out = inputs.out;
   const bool out_is_packed = !last_is_contiguous(out);
-  const std::size_t table_bytes =
-      cached ? whole_lines(static_cast<std::size_t>(shape.batch) * sizeof(plan::KeyPages)) : api::block_table_bytes(inputs);
+  const std::size_t table_bytes = page_table_bytes(inputs, cached, operands.shape.batch);
   const std::size_t bytes = packed_bytes(query) + packed_bytes(key) + packed_bytes(value) + packed_bytes(out);
   char* const side = bytes + table_bytes > 0 ? static_cast<char*>(lease.side_memory(table_bytes + bytes)) : nullptr;
   if (bytes > 0) {
@@ -137,7 +155,7 @@ void AttentionPlanState::run(const AttentionInputs& inputs, const RunOptions& op
   byte_strides(key, operands.key_strides);
   byte_strides(value, operands.value_strides);
   byte_strides(out, operands.out_strides);
-  if (cached) api::read_cache(*cached, lease.key_lengths(), reinterpret_cast<plan::KeyPages*>(side), &operands);
+  if (cached) api::read_cache(*cached, reinterpret_cast<plan::KeyPages*>(side), &operands);
   if (!inputs.block_table.empty()) api::read_block_table(inputs, side, &operands);
   if (!inputs.lse.empty()) {
     operands.lse = static_cast<float*>(inputs.lse.data);
@@ -158,17 +176,17 @@ plan::Explanation AttentionPlanState::explanation() const {
 }
 
 void AttentionPlanState::run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request,
-                                     const dispatch::KernelTable& kernels, void* context) const {
-  if (!inputs.block_table.empty()) {
-    throw Error(ErrorCode::unsupported, "attention_weights: block_table is given; expected keys that lie in key itself");
+                                     const dispatch::KernelTable& kernels, const CachedAttentionInputs* cached,
+                                     void* context) const {
+  const bool modified = !spec_.score_mod.empty();
+  if (spec_.mask.is_packed && (modified || in_pages(inputs, cached))) {
+    throw Error(ErrorCode::unsupported, std::string("attention_weights: the mask is packed and ") +
+                                            (modified ? "a score_mod is given" : "keys lie in pages") +
+                                            "; expected a call for each sequence");
   }
-  if (spec_.mask.is_packed && !spec_.score_mod.empty()) {
-    throw Error(ErrorCode::unsupported,
-                "attention_weights: the mask is packed and a score_mod is given; expected a call for each sequence");
-  }
-  const plan::AttentionShape shape = check_query_and_key(inputs);
+  const plan::AttentionShape shape = check_query_and_key(inputs, cached);
   const plan::AttentionPlan::LeaseHandle lease(plan_, nullptr);
-  plan::AttentionOperands operands = read_operands(inputs, shape, lease);
+  plan::AttentionOperands operands = read_operands(inputs, shape, lease, cached);
   ScoreModRun score_mod(spec_.score_mod, inputs.score_mod_context ? inputs.score_mod_context : context, isa_);
   operands.scores.mod = score_mod.for_kernel();
   const std::vector<std::int64_t> heads = read_choice("heads", request.heads, shape.heads),
@@ -187,6 +205,7 @@ void AttentionPlanState::run_weights(const AttentionInputs& inputs, const Attent
     check_apart_from_inputs(name, output, inputs);
     check_no_overlap(name, output, "heads", request.heads);
     check_no_overlap(name, output, "rows", request.rows);
+    if (cached) check_no_overlap(name, output, "sequences", cached->sequences);
   };
   const auto set_strides = [](const TensorView& view, std::ptrdiff_t* strides) {
     for (int i = 0; i < view.rank; ++i) strides[i] = view.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
@@ -207,19 +226,22 @@ void AttentionPlanState::run_weights(const AttentionInputs& inputs, const Attent
   if (shape.batch == 0 || wanted.head_count == 0 || shape.key_length == 0) return;
 
   TensorView query = inputs.query, key = inputs.key;
-  if (const std::size_t bytes = packed_bytes(query) + packed_bytes(key)) {
-    auto* memory = static_cast<char*>(lease.side_memory(bytes + 2 * 64));
-    for (TensorView* view : {&query, &key}) {
-      if (last_is_contiguous(*view)) continue;
-      const TensorView packed = stand_in(*view, &memory);
-      copy_tensor(plan_.scheduler(), *view, packed);
-      *view = packed;
-    }
+  const std::size_t table_bytes = page_table_bytes(inputs, cached, operands.shape.batch);
+  const std::size_t bytes = table_bytes + packed_bytes(query) + packed_bytes(key);
+  char* const side = bytes > 0 ? static_cast<char*>(lease.side_memory(bytes)) : nullptr;
+  char* memory = side + table_bytes;
+  for (TensorView* view : {&query, &key}) {
+    if (last_is_contiguous(*view)) continue;
+    const TensorView packed = stand_in(*view, &memory);
+    copy_tensor(plan_.scheduler(), *view, packed);
+    *view = packed;
   }
   operands.query = query.data;
   operands.key = key.data;
   byte_strides(query, operands.query_strides);
   byte_strides(key, operands.key_strides);
+  if (cached) api::read_cache(*cached, reinterpret_cast<plan::KeyPages*>(side), &operands);
+  if (!inputs.block_table.empty()) api::read_block_table(inputs, side, &operands);
   spread_relative_bias(inputs, lease, operands);
   plan::run_weights(operands, wanted, kernels, plan_.scheduler());
   score_mod.rethrow();
@@ -232,16 +254,17 @@ plan::AttentionShape AttentionPlanState::check_query_and_key(const AttentionInpu
   shape.batch = inputs.query.shape[0];
   shape.query_length = inputs.query.shape[2];
   if (!cached) check_dtype("AttentionSpec.key_dtype", key_dtype(spec_));  // i8 has scales, which only a cache has
-  if (cached) {
-    shape.key_length = api::check_cache(spec_, *cached, shape.batch, shape.query_length);
-  } else if (!inputs.block_table.empty()) {
-    shape.key_length = api::check_block_table(spec_, inputs, shape.batch);
+  if (in_pages(inputs, cached)) {
+    api::check_mask_over_pages(spec_.mask);
+    api::check_sequences_given(spec_.mask, sequence_tensors(inputs), true);
+    const std::int64_t items = spec_.mask.is_packed ? api::packed_sequences(inputs.cumulative_query_lengths) : shape.batch;
+    shape.key_length = cached ? api::check_cache(spec_, *cached, items) : api::check_block_table(spec_, inputs, items);
   } else {
     check_tensor("key", inputs.key, key_dtype(spec_), {shape.batch, spec_.kv_heads, -1, spec_.head_dim});
     shape.key_length = inputs.key.shape[2];
   }
   api::check_mask_given(given_mask(cached), mask_inputs(inputs));
-  api::check_sequences_given(spec_.mask, sequence_tensors(inputs));
+  if (!in_pages(inputs, cached)) api::check_sequences_given(spec_.mask, sequence_tensors(inputs), false);
   api::check_given("alibi_slopes", inputs.alibi_slopes, spec_.has_alibi, "ALiBi", "spec");
   api::check_given("sink", inputs.sink, spec_.has_sink, "sink", "spec");
   api::check_given("relative_bias_table", inputs.relative_bias_table, spec_.relative_bias.given(), "relative bias", "spec");
@@ -258,7 +281,9 @@ plan::AttentionShape AttentionPlanState::check_query_and_key(const AttentionInpu
 plan::AttentionShape AttentionPlanState::check_shapes(const AttentionInputs& inputs,
                                                       const CachedAttentionInputs* cached) const {
   const plan::AttentionShape shape = check_query_and_key(inputs, cached);
-  if (!cached && inputs.block_table.empty()) {
+  if (!inputs.block_table.empty()) {
+    api::check_pages_of_values(spec_, inputs);
+  } else if (!cached) {
     check_tensor("value", inputs.value, key_dtype(spec_), {shape.batch, spec_.kv_heads, shape.key_length, spec_.value_dim});
   }
   check_tensor("out", inputs.out, out_dtype(spec_), {shape.batch, spec_.heads, shape.query_length, spec_.value_dim});
@@ -296,7 +321,8 @@ plan::AttentionOperands AttentionPlanState::read_operands(const AttentionInputs&
   api::ScoreShape scores_shape = {shape.batch, shape.heads, shape.query_length, shape.key_length};
   const std::int64_t query_total = shape.query_length;
   if (spec_.mask.is_packed) {
-    scores_shape = api::read_packed(sequence_tensors(inputs), shape.heads, query_total, shape.key_length, lease.sequences());
+    scores_shape = api::read_packed(sequence_tensors(inputs), in_pages(inputs, cached), shape.heads, query_total,
+                                    shape.key_length, lease.sequences());
     shape.batch = scores_shape.batch;
     shape.query_length = scores_shape.query_length;
     shape.key_length = scores_shape.key_length;
@@ -311,6 +337,7 @@ plan::AttentionOperands AttentionPlanState::read_operands(const AttentionInputs&
   operands.softcap = spec_.softcap;
   operands.scores =
       api::read_mask_inputs(given_mask(cached), mask_inputs(inputs), scores_shape, lease.key_lengths(), lease.offsets());
+  if (cached) api::read_lengths(*cached, shape.batch, lease.key_lengths());
   if (spec_.mask.has_key_lengths) operands.key_lengths = lease.key_lengths();
   if (spec_.mask.has_offsets) operands.offsets = lease.offsets();
   if (plan::goes_by_sequences(spec_.mask)) {
@@ -324,6 +351,14 @@ plan::AttentionOperands AttentionPlanState::read_operands(const AttentionInputs&
     if (spec_.mask.block_queries) {
       operands.scores.block_mask = api::read_blocks(spec_.mask, inputs.block_mask, scores_shape);
     }
+  }
+  if (cached) {
+    const plan::SequenceTable& table = lease.sequences();
+    api::OwnQueries queries;
+    queries.longest = shape.query_length;
+    if (spec_.mask.has_query_lengths) queries.lengths = table.query_lengths.data();
+    if (spec_.mask.is_packed) queries.ends = table.query_ends.data();
+    api::check_windows(spec_, *cached, shape.batch, queries);
   }
   plan::ScoreOperands& scores = operands.scores;
   if (spec_.has_alibi) {

@@ -13,18 +13,21 @@
 
 namespace polyhead::detail {
 
+// What a plan is made for: run, or run_weights alone, which needs no room for a run.
+enum class PlanUse { runs, weights };
+
 class AttentionPlanState {
  public:
-  AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime);
+  AttentionPlanState(const AttentionSpec& spec, const Runtime& runtime, PlanUse use = PlanUse::runs);
 
   // With a cache, keys, values and lengths are its, and `inputs` has the rest. `context`: the score_mod's where inputs have
   // none.
   void run(const AttentionInputs& inputs, const RunOptions& options, const CachedAttentionInputs* cached = nullptr,
            void* context = nullptr) const;
 
-  // value, out and lse are not looked at.
+  // value, out and lse are not looked at. cached and context as in run.
   void run_weights(const AttentionInputs& inputs, const AttentionWeightsRequest& request, const dispatch::KernelTable& kernels,
-                   void* context) const;
+                   const CachedAttentionInputs* cached, void* context) const;
 
   const AttentionSpec& spec() const noexcept { return spec_; }
   const plan::AttentionPlan& plan() const noexcept { return plan_; }

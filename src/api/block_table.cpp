@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <new>
 #include <string>
-#include <utility>
 
 #include "api/checks.hpp"
-#include "plan/attention_sequences.hpp"
 #include "platform/rounding.hpp"
 
 namespace polyhead::api {
@@ -18,6 +16,12 @@ std::int64_t number_at(const TensorView& table, std::int64_t b, std::int64_t i) 
                                    : static_cast<const std::int64_t*>(table.data)[at];
 }
 
+void check_pages(const char* name, const TensorView& view) {
+  if (view.shape[3] > 1 && view.strides[3] != 1) {
+    fail(name, view.describe(), "a last dimension with a stride of 1, since pages are read where they lie");
+  }
+}
+
 }  // namespace
 
 std::int64_t check_block_table(const AttentionSpec& spec, const AttentionInputs& inputs, std::int64_t batch) {
@@ -25,30 +29,26 @@ std::int64_t check_block_table(const AttentionSpec& spec, const AttentionInputs&
   if (!spec.mask.has_key_lengths) {
     fail("AttentionSpec.mask.has_key_lengths", "false", "true with a block table, whose pages hold more than an item's keys");
   }
-  if (plan::goes_by_sequences(spec.mask)) {
-    fail("AttentionSpec.mask", "one with query lengths, packed sequences, prefixes, segments or blocks",
-         "one without these, which do not go with a block table");
-  }
   const bool fits = table.rank == 2 && table.shape[0] == batch && (table.dtype == DType::i32 || table.dtype == DType::i64);
   if (!fits) fail("block_table", table.describe(), "i32 or i64 [" + std::to_string(batch) + ", pages of an item]");
   check_memory("block_table", table);
-  const DType dtype = spec.key_dtype.value_or(spec.dtype);
-  check_tensor("key", inputs.key, dtype, {-1, spec.kv_heads, -1, spec.head_dim});
-  check_tensor("value", inputs.value, dtype, {inputs.key.shape[0], spec.kv_heads, inputs.key.shape[2], spec.value_dim});
-  for (const auto& [name, view] : {std::pair("key", &inputs.key), std::pair("value", &inputs.value)}) {
-    if (view->shape[3] > 1 && view->strides[3] != 1) {
-      fail(name, view->describe(), "a last dimension with a stride of 1, since pages are read where they lie");
-    }
-  }
-  if (inputs.key.shape[0] > 1 && inputs.key.strides[0] != inputs.value.strides[0]) {
-    fail("value", "of pages " + std::to_string(inputs.value.strides[0]) + " elements apart",
-         "pages as far apart as key's, " + std::to_string(inputs.key.strides[0]) + " elements");
-  }
+  check_tensor("key", inputs.key, spec.key_dtype.value_or(spec.dtype), {-1, spec.kv_heads, -1, spec.head_dim});
+  check_pages("key", inputs.key);
   std::int64_t room = 0;
   if (__builtin_mul_overflow(table.shape[1], inputs.key.shape[2], &room)) {
     fail("block_table", table.describe(), "keys that 64 bits can count");
   }
   return room;
+}
+
+void check_pages_of_values(const AttentionSpec& spec, const AttentionInputs& inputs) {
+  check_tensor("value", inputs.value, inputs.key.dtype,
+               {inputs.key.shape[0], spec.kv_heads, inputs.key.shape[2], spec.value_dim});
+  check_pages("value", inputs.value);
+  if (inputs.key.shape[0] > 1 && inputs.key.strides[0] != inputs.value.strides[0]) {
+    fail("value", "of pages " + std::to_string(inputs.value.strides[0]) + " elements apart",
+         "pages as far apart as key's, " + std::to_string(inputs.key.strides[0]) + " elements");
+  }
 }
 
 std::size_t block_table_bytes(const AttentionInputs& inputs) {

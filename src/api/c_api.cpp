@@ -342,13 +342,17 @@ polyhead::KvCacheSpec to_kv_cache_spec(const polyhead_kv_cache_spec* given) {
   return result;
 }
 
-polyhead::CachedAttentionInputs to_cached_attention_inputs(const polyhead_cached_attention_inputs* given) {
+// weights_only: out may be left out.
+polyhead::CachedAttentionInputs to_cached_attention_inputs(const polyhead_cached_attention_inputs* given,
+                                                           bool weights_only = false) {
   const polyhead_cached_attention_inputs inputs = read_struct(given, "inputs");
   polyhead::CachedAttentionInputs result;
   result.cache = &required(inputs.cache, "cache")->value;
   result.query = to_required_view(inputs.query, "query");
-  result.out = to_required_view(inputs.out, "out");
-  result.lse = to_view(inputs.lse, "lse");
+  if (!weights_only) {
+    result.out = to_required_view(inputs.out, "out");
+    result.lse = to_view(inputs.lse, "lse");
+  }
   result.sequences = to_view(inputs.sequences, "sequences");
   result.offsets = to_view(inputs.offsets, "offsets");
   result.boolean_mask = to_view(inputs.boolean_mask, "boolean_mask");
@@ -357,6 +361,20 @@ polyhead::CachedAttentionInputs to_cached_attention_inputs(const polyhead_cached
   result.sink = to_view(inputs.sink, "sink");
   result.relative_bias_table = to_view(inputs.relative_bias_table, "relative_bias_table");
   result.score_mod_context = inputs.score_mod_context;
+  result.query_lengths = to_view(inputs.query_lengths, "query_lengths");
+  result.cumulative_query_lengths = to_view(inputs.cumulative_query_lengths, "cumulative_query_lengths");
+  result.prefix_lengths = to_view(inputs.prefix_lengths, "prefix_lengths");
+  result.block_mask = to_view(inputs.block_mask, "block_mask");
+  return result;
+}
+
+polyhead::AttentionWeightsRequest to_weights_request(const polyhead_attention_weights_request* given) {
+  const polyhead_attention_weights_request request = read_struct(given, "request");
+  polyhead::AttentionWeightsRequest result;
+  result.heads = to_view(request.heads, "heads");
+  result.rows = to_view(request.rows, "rows");
+  result.weights = to_view(request.weights, "weights");
+  result.received = to_view(request.received, "received");
   return result;
 }
 
@@ -559,20 +577,31 @@ polyhead_status polyhead_attention(const polyhead_runtime* runtime, const polyhe
 
 polyhead_status polyhead_attention_weights(const polyhead_runtime* runtime, const polyhead_attention_inputs* inputs,
                                            const polyhead_attention_options* options,
-                                           const polyhead_attention_weights_request* given) {
+                                           const polyhead_attention_weights_request* request) {
   return guarded([&] {
     required(runtime, "runtime");
-    const polyhead_attention_weights_request request = read_struct(given, "request");
-    polyhead::AttentionWeightsRequest views;
-    views.heads = to_view(request.heads, "heads");
-    views.rows = to_view(request.rows, "rows");
-    views.weights = to_view(request.weights, "weights");
-    views.received = to_view(request.received, "received");
+    const polyhead::AttentionWeightsRequest views = to_weights_request(request);
     CScoreMod score_mod;
     const polyhead::AttentionOptions given_options = to_attention_options(options, &score_mod);
     polyhead::AttentionInputs given_inputs = to_attention_inputs(inputs, true);
     take_context(given_options, &score_mod, &given_inputs);
     polyhead::attention_weights(runtime->value, given_inputs, given_options, views);
+  });
+}
+
+polyhead_status polyhead_cached_attention_weights(const polyhead_runtime* runtime,
+                                                  const polyhead_cached_attention_inputs* inputs,
+                                                  const polyhead_attention_options* options,
+                                                  const polyhead_attention_weights_request* request) {
+  return guarded([&] {
+    required(runtime, "runtime");
+    const polyhead::AttentionWeightsRequest views = to_weights_request(request);
+    CScoreMod score_mod;
+    const polyhead::AttentionOptions given =
+        options == nullptr ? polyhead::cached_attention_options() : to_attention_options(options, &score_mod);
+    polyhead::CachedAttentionInputs given_inputs = to_cached_attention_inputs(inputs, true);
+    take_context(given, &score_mod, &given_inputs);
+    polyhead::attention_weights(runtime->value, given_inputs, given, views);
   });
 }
 

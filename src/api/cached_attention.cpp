@@ -6,7 +6,6 @@
 #include "api/checks.hpp"
 #include "api/integer_list.hpp"
 #include "api/kv_cache_state.hpp"
-#include "plan/attention_sequences.hpp"
 #include "polyhead/kv_cache.hpp"
 
 namespace polyhead::api {
@@ -26,20 +25,6 @@ void check_same(const char* name, std::int64_t value, const char* of_cache, std:
   fail(name, std::to_string(value), std::to_string(expected) + ", the cache's " + of_cache);
 }
 
-// Windows are counted from the diagonal, and every row's must lie among the tokens that the ring still has.
-void check_ring(const AttentionSpec& spec, const cache::Store& store, std::int64_t query_length, std::int64_t sequence_index) {
-  const cache::Sequence& sequence = store.sequence(sequence_index);
-  std::int64_t left = store.spec().window - 1;
-  if (spec.mask.window_left != Mask::unbounded) left = std::min(left, spec.mask.window_left);
-  const std::int64_t oldest = std::max<std::int64_t>(sequence.length - query_length - left, 0);
-  if (query_length == 0 || oldest >= sequence.first) return;
-  fail("query's length", std::to_string(query_length),
-       "at most " + std::to_string(std::max<std::int64_t>(sequence.length - left - sequence.first, 0)) + ": sequence " +
-           std::to_string(sequence_index) + " has " + std::to_string(sequence.length) +
-           " tokens, of which the ring keeps those from " + std::to_string(sequence.first) + " on, and each query sees " +
-           std::to_string(left) + " before its own");
-}
-
 }  // namespace
 
 AttentionInputs without_cache(const CachedAttentionInputs& inputs) {
@@ -47,6 +32,10 @@ AttentionInputs without_cache(const CachedAttentionInputs& inputs) {
   rest.query = inputs.query;
   rest.out = inputs.out;
   rest.lse = inputs.lse;
+  rest.query_lengths = inputs.query_lengths;
+  rest.cumulative_query_lengths = inputs.cumulative_query_lengths;
+  rest.prefix_lengths = inputs.prefix_lengths;
+  rest.block_mask = inputs.block_mask;
   rest.offsets = inputs.offsets;
   rest.boolean_mask = inputs.boolean_mask;
   rest.bias = inputs.bias;
@@ -57,16 +46,11 @@ AttentionInputs without_cache(const CachedAttentionInputs& inputs) {
   return rest;
 }
 
-std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs& inputs, std::int64_t batch,
-                         std::int64_t query_length) {
+std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs& inputs, std::int64_t batch) {
   const cache::Store& store = store_of(inputs);
   const KvCacheSpec& cache_spec = store.spec();
   if (!spec.mask.has_key_lengths) {
     fail("AttentionSpec.mask.has_key_lengths", "false", "true, since a cache's sequences have lengths of their own");
-  }
-  if (plan::goes_by_sequences(spec.mask)) {
-    fail("AttentionSpec.mask", "one with query lengths, packed sequences, prefixes, segments or blocks",
-         "one without these, which do not go with a cache");
   }
   if (spec.relative_bias.kind == RelativeBias::Kind::swin) {
     fail("AttentionSpec.relative_bias", "Swin's", "none or T5's over a cache, whose tokens are no window of an image");
@@ -80,7 +64,7 @@ std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs&
   check_same("AttentionSpec.value_dim", spec.value_dim, "value_dim", cache_spec.value_dim);
   const IntegerList sequences("sequences", inputs.sequences, batch);
   if (!sequences.given() && batch > cache_spec.sequences) {
-    fail("query's batch", std::to_string(batch),
+    fail(spec.mask.is_packed ? "the number of sequences" : "query's batch", std::to_string(batch),
          "at most the cache's sequences (" + std::to_string(cache_spec.sequences) + "), since no list of sequences is given");
   }
   const bool ring = cache_spec.kind == CacheKind::ring;
@@ -93,6 +77,13 @@ std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs&
       fail("AttentionSpec.mask.window_kept", std::to_string(spec.mask.window_kept),
            "0 over a ring, whose first tokens are gone");
     }
+    if (spec.mask.has_prefix) {
+      fail("AttentionSpec.mask.has_prefix", "true", "false over a ring, whose first tokens are gone");
+    }
+    if (spec.mask.block_queries != 0) {
+      fail("AttentionSpec.mask.block_queries", std::to_string(spec.mask.block_queries),
+           "0 over a ring, whose first tokens are gone");
+    }
     const std::int64_t wanted = inputs.cache->plan_key_length();
     if (spec.key_length < wanted) {
       fail("AttentionSpec.key_length", std::to_string(spec.key_length),
@@ -103,9 +94,7 @@ std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs&
   for (std::int64_t b = 0; b < batch; ++b) {
     const std::int64_t index = sequence_of(sequences, store, b), length = store.sequence(index).length;
     most = std::max(most, length);
-    if (ring) {
-      check_ring(spec, store, query_length, index);
-    } else if (length > spec.key_length) {
+    if (!ring && length > spec.key_length) {
       fail("AttentionSpec.key_length", std::to_string(spec.key_length),
            "at least the length of sequence " + std::to_string(index) + " (" + std::to_string(length) + ")");
     }
@@ -113,18 +102,46 @@ std::int64_t check_cache(const AttentionSpec& spec, const CachedAttentionInputs&
   return most;
 }
 
-void read_cache(const CachedAttentionInputs& inputs, std::int64_t* key_lengths, plan::KeyPages* pages,
-                plan::AttentionOperands* operands) {
+void check_windows(const AttentionSpec& spec, const CachedAttentionInputs& inputs, std::int64_t batch,
+                   const OwnQueries& queries) {
+  const cache::Store& store = store_of(inputs);
+  if (store.spec().kind != CacheKind::ring) return;
+  // Windows are counted from the diagonal, and every row's must lie among the tokens that the ring still has.
+  std::int64_t left = store.spec().window - 1;
+  if (spec.mask.window_left != Mask::unbounded) left = std::min(left, spec.mask.window_left);
+  const IntegerList sequences("sequences", inputs.sequences, batch);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t index = sequence_of(sequences, store, b), count = queries.of(b);
+    const cache::Sequence& sequence = store.sequence(index);
+    const std::int64_t oldest = std::max<std::int64_t>(sequence.length - count - left, 0);
+    if (count == 0 || oldest >= sequence.first) continue;
+    const std::string place = "[" + std::to_string(b) + "]";
+    const std::string what = queries.lengths ? "query_lengths" + place
+                             : queries.ends  ? "the number of queries of packed sequence " + std::to_string(b)
+                                             : "query's length";
+    fail(what.c_str(), std::to_string(count),
+         "at most " + std::to_string(std::max<std::int64_t>(sequence.length - left - sequence.first, 0)) + ": sequence " +
+             std::to_string(index) + " has " + std::to_string(sequence.length) +
+             " tokens, of which the ring keeps those from " + std::to_string(sequence.first) + " on, and each query sees " +
+             std::to_string(left) + " before its own");
+  }
+}
+
+void read_lengths(const CachedAttentionInputs& inputs, std::int64_t batch, std::int64_t* key_lengths) {
+  const cache::Store& store = store_of(inputs);
+  const IntegerList sequences("sequences", inputs.sequences, batch);
+  for (std::int64_t b = 0; b < batch; ++b) key_lengths[b] = store.sequence(sequence_of(sequences, store, b)).length;
+}
+
+void read_cache(const CachedAttentionInputs& inputs, plan::KeyPages* pages, plan::AttentionOperands* operands) {
   const cache::Store& store = store_of(inputs);
   const cache::PageShape& shape = store.shape();
   const std::int64_t batch = operands->shape.batch;
   const IntegerList sequences("sequences", inputs.sequences, batch);
   for (std::int64_t b = 0; b < batch; ++b) {
     const cache::SequenceView view = store.view(sequence_of(sequences, store, b));
-    key_lengths[b] = view.length;
     pages[b] = {view.table, view.first_page, view.first_token, view.channels};
   }
-  operands->key_lengths = key_lengths;
   operands->pages = pages;
   operands->page_keys = shape.tokens;
   operands->value_in_page = shape.value_in_page();

@@ -33,9 +33,13 @@ plan::ScoreOperands read_mask_inputs(const Mask& mask, const MaskInputs& inputs,
     operands.boolean_mask = static_cast<const std::uint8_t*>(view.data);
   }
   if (mask.has_bias) {
-    if (inputs.bias.dtype != DType::f32) fail("bias", std::string("of dtype ") + name(inputs.bias.dtype), "f32");
-    broadcast_strides("bias", inputs.bias, scores, operands.bias_strides, shape.longer);
-    operands.bias = static_cast<const float*>(inputs.bias.data);
+    const TensorView& view = inputs.bias;
+    if (view.dtype != DType::f32 && view.dtype != DType::bf16 && view.dtype != DType::f16) {
+      fail("bias", std::string("of dtype ") + name(view.dtype), "f32, bf16 or f16");
+    }
+    broadcast_strides("bias", view, scores, operands.bias_strides, shape.longer);
+    operands.bias_dtype = view.dtype;
+    operands.bias = view.data;
   }
   return operands;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "api/attention_spec.hpp"
 #include "api/checks.hpp"
 #include "api/entry.hpp"
 #include "api/head_operands.hpp"
@@ -17,7 +18,7 @@ using api::check_tensor;
 
 void byte_strides(const TensorView& view, std::ptrdiff_t* strides) {
   for (int i = 0; i < view.rank; ++i) {
-    strides[i] = view.shape[i] == 1 ? 0 : view.strides[i] * static_cast<std::ptrdiff_t>(sizeof(float));
+    strides[i] = view.shape[i] == 1 ? 0 : view.strides[i] * size_in_bytes(view.dtype);
   }
 }
 
@@ -43,7 +44,7 @@ void check_result(const char* name, const TensorView& output, const TensorView& 
 
 plan::PartOperands part_of(const TensorView& out, const TensorView& lse) {
   plan::PartOperands part;
-  part.out = static_cast<const float*>(out.data);
+  part.out = out.data;
   part.lse = static_cast<const float*>(lse.data);
   byte_strides(out, part.out_strides);
   byte_strides(lse, part.lse_strides);
@@ -53,13 +54,17 @@ plan::PartOperands part_of(const TensorView& out, const TensorView& lse) {
 }  // namespace
 
 void merge(const Runtime& runtime, const MergeInputs& inputs) {
-  check_tensor("out1", inputs.out1, DType::f32, {-1, -1, -1, -1});
+  const DType dtype = inputs.out1.dtype;
+  if (!api::is_served(dtype)) {
+    api::fail("out1", inputs.out1.describe(), api::served_dtypes() + " [batch, heads, length, value_dim]");
+  }
+  check_tensor("out1", inputs.out1, dtype, {-1, -1, -1, -1});
   const auto& shape = inputs.out1.shape;
   const std::int64_t batch = shape[0], heads = shape[1], length = shape[2], value_dim = shape[3];
   check_tensor("lse1", inputs.lse1, DType::f32, {batch, heads, length});
-  check_tensor("out2", inputs.out2, DType::f32, {batch, heads, length, value_dim});
+  check_tensor("out2", inputs.out2, dtype, {batch, heads, length, value_dim});
   check_tensor("lse2", inputs.lse2, DType::f32, {batch, heads, length});
-  check_tensor("out", inputs.out, DType::f32, {batch, heads, length, value_dim});
+  check_tensor("out", inputs.out, dtype, {batch, heads, length, value_dim});
   if (!inputs.lse.empty()) check_tensor("lse", inputs.lse, DType::f32, {batch, heads, length});
   plan::MergeOperands operands;
   if (!inputs.sink.empty()) operands.sink = api::read_heads("sink", inputs.sink, heads, true, &operands.sink_stride);
@@ -73,9 +78,10 @@ void merge(const Runtime& runtime, const MergeInputs& inputs) {
   operands.heads = heads;
   operands.length = length;
   operands.value_dim = value_dim;
+  operands.dtype = dtype;
   operands.parts[0] = part_of(inputs.out1, inputs.lse1);
   operands.parts[1] = part_of(inputs.out2, inputs.lse2);
-  operands.out = static_cast<float*>(inputs.out.data);
+  operands.out = inputs.out.data;
   byte_strides(inputs.out, operands.out_strides);
   if (!inputs.lse.empty()) {
     operands.lse = static_cast<float*>(inputs.lse.data);

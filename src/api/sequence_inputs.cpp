@@ -52,28 +52,46 @@ plan::SegmentIds read_segments(const char* name, const TensorView& view, std::in
 
 }  // namespace
 
-void check_sequences_given(const Mask& mask, const SequenceTensors& tensors) {
+void check_mask_over_pages(const Mask& mask) {
+  if (!mask.has_segments) return;
+  fail("AttentionSpec.mask.has_segments", "true",
+       "false for keys in pages, in the middle of which documents would begin: give each document as a sequence of its own");
+}
+
+void check_sequences_given(const Mask& mask, const SequenceTensors& tensors, bool in_pages) {
   check_given("query_lengths", tensors.query_lengths, mask.has_query_lengths, "query lengths");
   check_given("cumulative_query_lengths", tensors.cumulative_query_lengths, mask.is_packed, "packed sequences");
-  check_given("cumulative_key_lengths", tensors.cumulative_key_lengths, mask.is_packed, "packed sequences");
+  if (in_pages && mask.is_packed && !tensors.cumulative_key_lengths.empty()) {
+    fail("cumulative_key_lengths", "given", "none, since keys lie in pages and have lengths of their own");
+  }
+  check_given("cumulative_key_lengths", tensors.cumulative_key_lengths, mask.is_packed && !in_pages, "packed sequences");
   check_given("prefix_lengths", tensors.prefix_lengths, mask.has_prefix, "a prefix");
   check_given("query_segments", tensors.query_segments, mask.has_segments, "segments");
   check_given("key_segments", tensors.key_segments, mask.has_segments, "segments");
   check_given("block_mask", tensors.block_mask, mask.block_queries != 0, "blocks");
 }
 
-ScoreShape read_packed(const SequenceTensors& tensors, std::int64_t heads, std::int64_t query_total, std::int64_t key_total,
-                       plan::SequenceTable& table) {
-  const TensorView& queries = tensors.cumulative_query_lengths;
-  if (queries.rank != 1 || queries.shape[0] < 1) {
-    fail("cumulative_query_lengths", queries.describe(), "i32 or i64 [sequences + 1]");
+std::int64_t packed_sequences(const TensorView& cumulative_query_lengths) {
+  if (cumulative_query_lengths.rank != 1 || cumulative_query_lengths.shape[0] < 1) {
+    fail("cumulative_query_lengths", cumulative_query_lengths.describe(), "i32 or i64 [sequences + 1]");
   }
+  return cumulative_query_lengths.shape[0] - 1;
+}
+
+ScoreShape read_packed(const SequenceTensors& tensors, bool in_pages, std::int64_t heads, std::int64_t query_total,
+                       std::int64_t key_total, plan::SequenceTable& table) {
   ScoreShape longest{};
-  longest.batch = queries.shape[0] - 1;
+  longest.batch = packed_sequences(tensors.cumulative_query_lengths);
   longest.heads = heads;
-  longest.query_length = read_ends("cumulative_query_lengths", queries, longest.batch, query_total, table.query_ends);
-  longest.key_length =
-      read_ends("cumulative_key_lengths", tensors.cumulative_key_lengths, longest.batch, key_total, table.key_ends);
+  longest.query_length =
+      read_ends("cumulative_query_lengths", tensors.cumulative_query_lengths, longest.batch, query_total, table.query_ends);
+  if (in_pages) {
+    table.key_ends.clear();
+    longest.key_length = key_total;
+  } else {
+    longest.key_length =
+        read_ends("cumulative_key_lengths", tensors.cumulative_key_lengths, longest.batch, key_total, table.key_ends);
+  }
   longest.longer = true;
   return longest;
 }
@@ -94,7 +112,7 @@ void read_sequences(const Mask& mask, const SequenceTensors& tensors, const Scor
   }
   if (mask.has_key_lengths) {
     inputs.key_lengths = key_lengths;
-    if (mask.is_packed) check_inside("key_lengths", key_lengths, table.key_ends);
+    if (mask.is_packed && !table.key_ends.empty()) check_inside("key_lengths", key_lengths, table.key_ends);
   }
   if (mask.has_prefix) {
     table.prefix_lengths.resize(static_cast<std::size_t>(shape.batch));
@@ -108,7 +126,7 @@ void read_sequences(const Mask& mask, const SequenceTensors& tensors, const Scor
   if (mask.is_packed) {
     inputs.query_length = query_total;
     inputs.query_ends = table.query_ends.data();
-    inputs.key_ends = table.key_ends.data();
+    if (!table.key_ends.empty()) inputs.key_ends = table.key_ends.data();
   }
   if (mask.has_offsets) inputs.offsets = offsets;
   table.build(inputs);

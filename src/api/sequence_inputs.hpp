@@ -20,13 +20,19 @@ struct SequenceTensors {
   const TensorView& block_mask;
 };
 
-// Each tensor is given exactly when the mask has its part.
-void check_sequences_given(const Mask& mask, const SequenceTensors& tensors);
+// Refuses what does not go with keys in pages, of a cache or of a block table.
+void check_mask_over_pages(const Mask& mask);
 
-// Reads where packed sequences end into `table`; query_total and key_total are the tensors' lengths. Returns the number of
-// sequences, and the lengths of the longest.
-ScoreShape read_packed(const SequenceTensors& tensors, std::int64_t heads, std::int64_t query_total, std::int64_t key_total,
-                       plan::SequenceTable& table);
+// Each tensor is given exactly when the mask has its part. Keys in pages are not packed: they have no cumulative lengths.
+void check_sequences_given(const Mask& mask, const SequenceTensors& tensors, bool in_pages);
+
+// The number of packed sequences, by the shape of the tensor that says where their queries end.
+std::int64_t packed_sequences(const TensorView& cumulative_query_lengths);
+
+// Reads where packed sequences end into `table`; query_total and key_total are the tensors' lengths, in pages key_total is the
+// room of a sequence. Returns the number of sequences, and the lengths of the longest.
+ScoreShape read_packed(const SequenceTensors& tensors, bool in_pages, std::int64_t heads, std::int64_t query_total,
+                       std::int64_t key_total, plan::SequenceTable& table);
 
 // Checks and reads the others, and makes the run's sequences in `table`. shape is that of a batch item or of the longest packed
 // sequence, query_total the length of the query tensor; key_lengths and offsets are what read_mask_inputs has read.

@@ -1,7 +1,6 @@
 #include "io/array.hpp"
 
-#include <cmath>
-#include <cstring>
+#include "platform/half.hpp"
 
 namespace polyhead::io {
 
@@ -22,25 +21,11 @@ Array::Array(DType dtype, const std::vector<std::int64_t>& shape, bool fortran_o
 }
 
 float bf16_to_f32(std::uint16_t bits) {
-  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
+  return platform::widen_bf16(bits);
 }
 
 float f16_to_f32(std::uint16_t bits) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-  const std::uint32_t exponent = (bits >> 10) & 0x1fu;
-  const std::uint32_t mantissa = bits & 0x3ffu;
-  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24, exact in f32
-    const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  const std::uint32_t wide_exponent = exponent == 31 ? 255 : exponent + 112;
-  const std::uint32_t wide = sign | (wide_exponent << 23) | (mantissa << 13);
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
+  return platform::widen_f16(bits);
 }
 
 }  // namespace polyhead::io

@@ -374,6 +374,9 @@ Explanation AttentionPlan::explanation(const simd::ScoreMod* mod) const {
   told.dtype = name(maximum_.dtype);
   if (maximum_.of_keys() != maximum_.dtype) told.dtype += std::string(", keys and values ") + name(maximum_.of_keys());
   if (maximum_.of_out() != maximum_.dtype) told.dtype += std::string(", out ") + name(maximum_.of_out());
+  told.key_dtype = name(maximum_.of_keys());
+  told.out_dtype = name(maximum_.of_out());
+  told.mask = mask_;
   told.precision_asked = precision_ == Precision::strict ? "strict" : "fast";
   told.precision = choice_.precision == Precision::strict ? "strict" : "fast";
   told.batch = maximum_.batch;

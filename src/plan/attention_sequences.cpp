@@ -94,9 +94,11 @@ void SequenceTable::build(const SequenceInputs& inputs) {
     std::int64_t query_end = inputs.query_length, key_end = inputs.key_length;
     if (packed) {
       sequence.query_begin = inputs.query_ends[item];
-      sequence.key_begin = inputs.key_ends[item];
       query_end = inputs.query_ends[item + 1];
-      key_end = inputs.key_ends[item + 1];
+      if (inputs.key_ends) {
+        sequence.key_begin = inputs.key_ends[item];
+        key_end = inputs.key_ends[item + 1];
+      }
     } else {
       sequence.batch = item;
     }

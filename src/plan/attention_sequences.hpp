@@ -14,11 +14,11 @@ namespace polyhead::plan {
 struct Sequence {
   std::int64_t batch = 0;  // index of query, key, value, out and lse
   std::int64_t query_begin = 0, query_length = 0;
-  std::int64_t key_begin = 0, key_length = 0;  // 0 keys: its rows are there, and empty
+  std::int64_t key_begin = 0, key_length = 0;  // 0 keys: its rows are there, and empty; keys in pages begin at 0
   std::int64_t offset = 0;                     // of the causal diagonal: query t stands at key t + offset
   std::int64_t prefix = 0;                     // its keys before this one are seen whatever causal says
   std::int64_t kept = 0;                       // and these whatever the window's left side says
-  // Where its first query and key lie in boolean mask, bias and block mask.
+  // Where its first query and key lie in boolean mask, bias and block mask; mask_batch also says whose pages its keys lie in.
   std::int64_t mask_batch = 0, mask_query = 0, mask_key = 0;
   // Documents that lie in no order: where the numbers of its queries begin in SequenceTable::segment_numbers, followed by those
   // of its keys; queries see keys of their own number. -1: all of its keys.
@@ -51,7 +51,8 @@ struct SequenceInputs {
   const std::int64_t* offsets = nullptr;
   const std::int64_t* prefix_lengths = nullptr;
   SegmentIds query_segments, key_segments;
-  // [items + 1] where sequences are packed: 0, then where each ends.
+  // [items + 1] where sequences are packed: 0, then where each ends. key_ends is null where keys lie in pages, and key_lengths
+  // are given then.
   const std::int64_t* query_ends = nullptr;
   const std::int64_t* key_ends = nullptr;
 };
@@ -59,7 +60,7 @@ struct SequenceInputs {
 // The sequences of a run, in memory that is kept from run to run.
 class SequenceTable {
  public:
-  // Numbers that the run's caller brings, for SequenceInputs to point to.
+  // Numbers that the run's caller brings, for SequenceInputs to point to. key_ends is empty where keys lie in pages.
   std::vector<std::int64_t> query_lengths, query_ends, key_ends, prefix_lengths;
 
   void build(const SequenceInputs& inputs);

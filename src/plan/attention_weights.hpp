@@ -22,7 +22,8 @@ struct WeightsOperands {
   std::ptrdiff_t received_strides[3] = {};
 };
 
-// operands.value, out and lse are not looked at. Memory is allocated: for each thread a few rows of weights.
+// operands.value, out and lse are not looked at. Query and keys may be of any types that attention takes, and keys may lie in
+// pages. Memory is allocated: for each thread a few rows of weights, and the keys of one call where they lie in pages.
 void run_weights(const AttentionOperands& operands, const WeightsOperands& wanted, const dispatch::KernelTable& kernels,
                  graph::Scheduler& scheduler);
 

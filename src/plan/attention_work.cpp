@@ -127,13 +127,15 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
   args.query = at(o.query, batch * o.query_strides[0] + head * o.query_strides[1] + sequence.query_begin * o.query_strides[2]);
   args.query_stride = o.query_strides[2];
   args.query_head_stride = o.query_strides[1];
-  if (o.pages) {
-    args.pages = o.pages[batch].table;
-    args.first_page = o.pages[batch].first_page;
+  if (sequence.key_length == 0) {  // its rows are empty: nothing is read
+  } else if (o.pages) {
+    const KeyPages& pages = o.pages[mask_batch];
+    args.pages = pages.table;
+    args.first_page = pages.first_page;
     args.page_keys = o.page_keys;
     args.key_in_page = kv_head * o.key_strides[1];
     args.value_in_page = o.value_in_page + kv_head * o.value_strides[1];
-    if (const float* channels = o.pages[batch].channels) {
+    if (const float* channels = pages.channels) {
       channels += kv_head * 2 * (o.shape.head_dim + o.shape.value_dim);
       args.key_mean = channels;
       args.key_channel = channels + o.shape.head_dim;
@@ -169,6 +171,7 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
     args.mask_key_stride = scores.mask_strides[3];
   }
   if (scores.bias) {
+    args.bias_element = dispatch::element_of(scores.bias_dtype);
     args.bias = at(scores.bias, mask_batch * scores.bias_strides[0] + head * scores.bias_strides[1] +
                                     sequence.mask_query * scores.bias_strides[2] + sequence.mask_key * scores.bias_strides[3]);
     args.bias_head_stride = scores.bias_strides[1];
@@ -506,7 +509,10 @@ SplitRange split_range(const AttentionChoice& choice, const AttentionOperands& o
   const std::int64_t all = split_count(choice, key_length);
   if (all == 1) return range;
   range.apart = true;
-  if (o.pages) range.first = std::min(o.pages[item].first_key / choice.key_split, all - 1);
+  if (o.pages) {
+    const KeyPages& pages = o.pages[o.sequences ? o.sequences[item].mask_batch : item];
+    range.first = std::min(pages.first_key / choice.key_split, all - 1);
+  }
   range.count = all - range.first;
   return range;
 }

@@ -70,7 +70,8 @@ struct BlockMask {
 // is no such part.
 struct ScoreOperands {
   const std::uint8_t* boolean_mask = nullptr;
-  const float* bias = nullptr;
+  DType bias_dtype = DType::f32;  // f32, bf16 or f16
+  const void* bias = nullptr;
   std::ptrdiff_t mask_strides[4] = {}, bias_strides[4] = {};
   const float* alibi_slopes = nullptr;  // [batch, heads]
   const float* sink = nullptr;          // [heads]
@@ -82,7 +83,7 @@ struct ScoreOperands {
   std::int64_t first_head = 0;
 };
 
-// The keys of one batch item where they lie in pages, as a cache keeps them; see simd::AttentionF32Args.
+// The keys of one batch item, or packed sequence, where they lie in pages, as a cache keeps them; see simd::AttentionF32Args.
 struct KeyPages {
   const void* const* table = nullptr;  // [pages], from first_page on
   std::int64_t first_page = 0;
@@ -106,8 +107,9 @@ struct AttentionOperands {
   std::ptrdiff_t query_strides[3] = {}, key_strides[3] = {}, value_strides[3] = {}, out_strides[3] = {}, lse_strides[3] = {};
   const std::int64_t* key_lengths = nullptr;  // [batch], exactly when mask.has_key_lengths
   const std::int64_t* offsets = nullptr;      // [batch], exactly when mask.has_offsets
-  // [batch] where keys and values lie in pages of page_keys keys, else null. Then key and value are null, a head's first key in
-  // a page is at head * key_strides[1], its first value at value_in_page + head * value_strides[1], and [0] has no meaning.
+  // [batch] (Sequence::mask_batch) where keys and values lie in pages of page_keys keys, else null. Then key and value are
+  // null, a head's first key in a page is at head * key_strides[1], its first value at value_in_page + head * value_strides[1],
+  // and [0] has no meaning.
   const KeyPages* pages = nullptr;
   std::int64_t page_keys = 0;
   std::ptrdiff_t value_in_page = 0;

@@ -1,5 +1,6 @@
 #include "plan/explanation.hpp"
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -75,6 +76,70 @@ std::string relative_bias_json(const RelativeBias& bias) {
   return json.done();
 }
 
+// The name of a causal alignment, as Python and C have it; empty: none.
+const char* alignment_name(Causal causality) {
+  switch (causality) {
+    case Causal::none:
+      break;
+    case Causal::top_left:
+      return "top_left";
+    case Causal::bottom_right:
+      return "bottom_right";
+    case Causal::offset:
+      return "offset";
+  }
+  return "";
+}
+
+bool has_window(const Mask& mask) {
+  return mask.window_left != Mask::unbounded || mask.window_right != Mask::unbounded;
+}
+
+// The parts that are there or not, by the names that Python's explain() takes.
+struct MaskPart {
+  const char* name;
+  bool given;
+};
+std::array<MaskPart, 8> parts_of(const Mask& mask) {
+  return {{{"key_lengths", mask.has_key_lengths},
+           {"query_lengths", mask.has_query_lengths},
+           {"offsets", mask.has_offsets},
+           {"packed", mask.is_packed},
+           {"prefix", mask.has_prefix},
+           {"segments", mask.has_segments},
+           {"boolean", mask.has_boolean},
+           {"bias", mask.has_bias}}};
+}
+
+std::string mask_json(const Mask& mask) {
+  JsonWriter json('{'), window('{'), blocks('{');
+  const std::string causal = alignment_name(mask.causality);
+  window.add("left", mask.window_left).add("right", mask.window_right).add("kept", mask.window_kept);
+  blocks.add("queries", mask.block_queries).add("keys", mask.block_keys);
+  json.raw("causal", causal.empty() ? "null" : JsonWriter::quoted(causal));
+  json.raw("window", has_window(mask) ? window.done() : "null");
+  for (const MaskPart& part : parts_of(mask)) json.add(part.name, part.given);
+  json.raw("blocks", mask.block_queries != 0 ? blocks.done() : "null");
+  return json.done();
+}
+
+std::string mask_text(const Mask& mask) {
+  std::string text;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (const std::string causal = alignment_name(mask.causality); !causal.empty()) add("causal " + causal);
+  if (has_window(mask)) {
+    add("window (" + std::to_string(mask.window_left) + ", " + std::to_string(mask.window_right) + ")");
+    if (mask.window_kept != 0) add("kept " + std::to_string(mask.window_kept));
+  }
+  for (const MaskPart& part : parts_of(mask)) {
+    if (part.given) add(part.name);
+  }
+  if (mask.block_queries != 0) {
+    add("blocks " + std::to_string(mask.block_queries) + " x " + std::to_string(mask.block_keys));
+  }
+  return text.empty() ? "none" : text;
+}
+
 }  // namespace
 
 std::string to_text(const Explanation& e) {
@@ -97,6 +162,7 @@ std::string to_text(const Explanation& e) {
   add("shape        batch %lld, heads %lld, kv_heads %lld, query_length %lld, key_length %lld, head_dim %lld, value_dim %lld\n",
       number(e.batch), number(e.heads), number(e.kv_heads), number(e.query_length), number(e.key_length), number(e.head_dim),
       number(e.value_dim));
+  text += "mask         " + mask_text(e.mask) + "\n";
   add("blocks       %lld rows x %lld keys; rows of one kv head: %lld (%lld query heads stacked)\n", number(e.row_block),
       number(e.key_block), number(e.rows), number(e.group));
   if (e.key_split != 0) {
@@ -154,8 +220,11 @@ std::string to_json(const Explanation& e) {
       .raw("rest_kernel", e.rest_kernel.empty() ? "null" : rest.done())
       .add("reason", e.reason)
       .add("isa", e.isa)
-      .add("dtype", e.dtype);
+      .add("dtype", e.dtype)
+      .add("key_dtype", e.key_dtype)
+      .add("out_dtype", e.out_dtype);
   all.add("precision", e.precision).add("precision_asked", e.precision_asked).raw("shape", shape.done());
+  all.raw("mask", mask_json(e.mask));
   all.add("rows_of_a_kv_head", e.rows).add("query_heads_stacked", e.group);
   all.raw("key_splits", e.key_split ? splits.done() : "null").raw("tiles", tiles.done()).raw("work", work.done());
   all.add("threads", e.threads).add("runs_inline", e.runs_inline).add("one_thread_ms", e.one_thread_ms);

@@ -13,10 +13,12 @@ namespace polyhead::plan {
 
 struct Explanation {
   std::string kernel, reason, isa, dtype;
+  std::string key_dtype, out_dtype;  // of key and value, and of out; dtype names them where they are others than query's
   std::string rest_kernel;  // of the last rest_rows rows of a kv head, which would leave most of a vector idle; empty: none
   std::int64_t rest_rows = 0;
   std::string precision_asked, precision;  // and which bound the kernel is held to
   std::int64_t batch = 0, heads = 0, kv_heads = 0, query_length = 0, key_length = 0, head_dim = 0, value_dim = 0;
+  Mask mask{};
   std::int64_t row_block = 0, key_block = 0;
   std::int64_t rows = 0, group = 0;  // of a kv head; query heads that share it
   std::int64_t key_split = 0;        // keys a split; 0: keys are not split

@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "platform/half.hpp"
 #include "platform/rounding.hpp"
 
 namespace polyhead::plan {
@@ -26,12 +27,44 @@ T* at(T* base, std::ptrdiff_t bytes) {
 
 constexpr std::ptrdiff_t float_bytes = static_cast<std::ptrdiff_t>(sizeof(float));
 
-void copy_columns(const float* from, std::ptrdiff_t from_stride, float* to, std::ptrdiff_t to_stride, std::int64_t columns) {
-  if (from_stride == float_bytes && to_stride == float_bytes) {
-    std::memcpy(to, from, static_cast<std::size_t>(columns) * sizeof(float));
+template <class Element>
+void copy_columns(const Element* from, std::ptrdiff_t from_stride, Element* to, std::ptrdiff_t to_stride,
+                  std::int64_t columns) {
+  constexpr auto element_bytes = static_cast<std::ptrdiff_t>(sizeof(Element));
+  if (from_stride == element_bytes && to_stride == element_bytes) {
+    std::memcpy(to, from, static_cast<std::size_t>(columns) * sizeof(Element));
     return;
   }
   for (std::int64_t e = 0; e < columns; ++e) *at(to, e * to_stride) = *at(from, e * from_stride);
+}
+
+template <class Widen>
+void widen_columns(const void* from, std::ptrdiff_t stride, float* to, std::int64_t columns, const Widen& widen) {
+  const auto* const elements = static_cast<const std::uint16_t*>(from);
+  if (stride == static_cast<std::ptrdiff_t>(sizeof(std::uint16_t))) {
+    for (std::int64_t e = 0; e < columns; ++e) to[e] = widen(elements[e]);
+    return;
+  }
+  for (std::int64_t e = 0; e < columns; ++e) to[e] = widen(*at(elements, e * stride));
+}
+
+// A part's elements as f32, exactly.
+void read_columns(DType dtype, const void* from, std::ptrdiff_t stride, float* to, std::int64_t columns) {
+  switch (dtype) {
+    case DType::bf16:
+      return widen_columns(from, stride, to, columns, [](std::uint16_t bits) { return platform::widen_bf16(bits); });
+    case DType::f16:
+      return widen_columns(from, stride, to, columns, [](std::uint16_t bits) { return platform::widen_f16(bits); });
+    default:
+      return copy_columns(static_cast<const float*>(from), stride, to, float_bytes, columns);
+  }
+}
+
+void write_columns(DType dtype, const void* from, void* to, std::ptrdiff_t stride, std::int64_t columns) {
+  if (dtype == DType::f32)
+    return copy_columns(static_cast<const float*>(from), float_bytes, static_cast<float*>(to), stride, columns);
+  copy_columns(static_cast<const std::uint16_t*>(from), static_cast<std::ptrdiff_t>(sizeof(std::uint16_t)),
+               static_cast<std::uint16_t*>(to), stride, columns);
 }
 
 // How one row's parts stand to each other: in units of exp(reference), so that neither the size of lse nor its rounding counts.
@@ -73,7 +106,8 @@ void merge_head_rows(const MergeOperands& o, const simd::MergeKernel& kernel, st
     sinks[r] = shifts[r].sink;
   }
   alignas(platform::cache_line_bytes) float stages[2][stage_floats];
-  alignas(platform::cache_line_bytes) float result[stage_floats];
+  alignas(platform::cache_line_bytes) float result[stage_floats];  // of out's type
+  const auto element_bytes = static_cast<std::ptrdiff_t>(size_in_bytes(o.dtype));
   const float* const partials[2] = {stages[0], stages[1]};
   simd::MergeF32Args args;
   args.partials = partials;
@@ -84,29 +118,30 @@ void merge_head_rows(const MergeOperands& o, const simd::MergeKernel& kernel, st
   args.lse_head_stride = float_bytes;
   args.sink = sink ? sinks : nullptr;
   args.sink_stride = float_bytes;
-  float* const out = at(o.out, batch * o.out_strides[0] + head * o.out_strides[1] + begin * o.out_strides[2]);
+  void* const out = at(o.out, batch * o.out_strides[0] + head * o.out_strides[1] + begin * o.out_strides[2]);
   for (std::int64_t column = 0; column < o.value_dim; column += most_columns) {
     const std::int64_t columns = std::min(most_columns, o.value_dim - column);
     for (int part = 0; part < 2; ++part) {
       const PartOperands& from = o.parts[part];
-      const float* row = at(from.out, batch * from.out_strides[0] + head * from.out_strides[1] + begin * from.out_strides[2] +
-                                          column * from.out_strides[3]);
+      const void* row = at(from.out, batch * from.out_strides[0] + head * from.out_strides[1] + begin * from.out_strides[2] +
+                                         column * from.out_strides[3]);
       float* to = stages[part];
       for (std::int64_t r = 0; r < rows; ++r, row = at(row, from.out_strides[2]), to += columns + 2) {
-        copy_columns(row, from.out_strides[3], to, float_bytes, columns);
+        read_columns(o.dtype, row, from.out_strides[3], to, columns);
         to[columns] = shifts[r].shift[part];
         to[columns + 1] = shifts[r].denominator[part];
       }
     }
     args.value_dim = columns;
-    const bool direct = o.out_strides[3] == float_bytes || columns == 1;
-    float* const to = at(out, column * o.out_strides[3]);
+    const bool direct = o.out_strides[3] == element_bytes || columns == 1;
+    void* const to = at(out, column * o.out_strides[3]);
     args.out = direct ? to : result;
-    args.out_head_stride = direct ? o.out_strides[2] : columns * float_bytes;
+    args.out_head_stride = direct ? o.out_strides[2] : columns * element_bytes;
     kernel.run(args);
     if (direct) continue;
     for (std::int64_t r = 0; r < rows; ++r) {
-      copy_columns(result + r * columns, float_bytes, at(to, r * o.out_strides[2]), o.out_strides[3], columns);
+      write_columns(o.dtype, at(static_cast<void*>(result), r * columns * element_bytes), at(to, r * o.out_strides[2]),
+                    o.out_strides[3], columns);
     }
   }
   if (!o.lse) return;
@@ -133,11 +168,11 @@ void merge_parts(const MergeOperands& operands, const dispatch::KernelTable& ker
         merge_head_rows(*operands, *kernel, head / operands->heads, head % operands->heads, row, std::min(rows, end - row));
       }
     }
-  } pieces{&operands, kernels.merge_f32, 0, 0, 0};
+  } pieces{&operands, dispatch::attention_kernels(kernels, operands.dtype).merge, 0, 0, 0};
   const std::int64_t columns = std::min(most_columns, operands.value_dim);
   pieces.rows = std::clamp<std::int64_t>(stage_floats / (columns + 2), 1, most_rows);
   // Two tensors are read and one is written, at about 10 GB/s; a row costs a few exponentials besides.
-  const double row_ns = 60.0 + 3.0 * static_cast<double>(operands.value_dim) * sizeof(float) / 10.0;
+  const double row_ns = 60.0 + 3.0 * static_cast<double>(operands.value_dim * size_in_bytes(operands.dtype)) / 10.0;
   constexpr double piece_ns = 50e3, inline_below_ns = 80e3;
   pieces.rows_per_piece = round_up(std::max<std::int64_t>(1, static_cast<std::int64_t>(piece_ns / row_ns)), pieces.rows);
   pieces.per_head = divide_up(operands.length, pieces.rows_per_piece);

@@ -6,20 +6,22 @@
 
 #include "dispatch/kernel_table.hpp"
 #include "graph/task_graph.hpp"
+#include "polyhead/tensor.hpp"
 
 namespace polyhead::plan {
 
 // Strides in bytes: [0] batch, [1] head, [2] position, [3] (of out) element.
 struct PartOperands {
-  const float* out = nullptr;
+  const void* out = nullptr;
   const float* lse = nullptr;
   std::ptrdiff_t out_strides[4] = {}, lse_strides[3] = {};
 };
 
 struct MergeOperands {
   std::int64_t batch = 0, heads = 0, length = 0, value_dim = 0;
+  DType dtype = DType::f32;  // of all three outs: f32, bf16 or f16
   PartOperands parts[2];
-  float* out = nullptr;
+  void* out = nullptr;
   float* lse = nullptr;  // may be null
   std::ptrdiff_t out_strides[4] = {}, lse_strides[3] = {};
   const float* sink = nullptr;  // [heads], may be null

@@ -51,9 +51,12 @@ void SequenceRun::split_heavy_pieces(const AttentionOperands& operands) {
   std::size_t partials = 0, counters = 0;
   const std::int64_t kv_heads = operands.shape.kv_heads;
   for (Work& work : works_) {
-    const std::int64_t splits = split_count(work.choice, own_shape(operands, work.sequence).key_length);
+    const std::int64_t keys = own_shape(operands, work.sequence).key_length;
+    const SplitRange range = split_range(work.choice, operands, work.sequence, keys);
+    const std::int64_t splits = range.count;
     if (splits > 1 && work.piece_cost_ns > heavy_share * total_cost_ns_) {
       work.splits = splits;
+      work.first_split = range.first;
       work.piece_cost_ns /= static_cast<double>(splits);
       const auto pieces = static_cast<std::size_t>(kv_heads * work.row_pieces);
       work.partial_floats = partial_floats(operands.shape, work.rows_per_piece);
@@ -85,7 +88,7 @@ void SequenceRun::run_item(const AttentionOperands& operands, std::int64_t item,
   }
   float* partials =
       partials_.as<float>() + work.first_partial + static_cast<std::size_t>(piece * work.splits) * work.partial_floats;
-  run_rows_of_split(work.choice, operands, work.sequence, kv_head, begin, end, split,
+  run_rows_of_split(work.choice, operands, work.sequence, kv_head, begin, end, work.first_split + split,
                     partials + static_cast<std::size_t>(split) * work.partial_floats, scratch);
   // Whoever finishes a piece's last split merges them all, in ascending order of keys.
   std::atomic<std::int32_t>& done = counter(work.first_counter + static_cast<std::size_t>(piece));

@@ -28,11 +28,12 @@ class SequenceRun {
            const std::atomic<bool>* cancel);
 
  private:
-  // A sequence's pieces: item first_item + (kv_head * row_pieces + row_piece) * splits + split.
+  // A sequence's pieces: item first_item + (kv_head * row_pieces + row_piece) * splits + split - first_split.
   struct Work {
     AttentionChoice choice;
     std::int64_t sequence = 0, rows = 0, rows_per_piece = 0, row_pieces = 0;
-    std::int64_t splits = 1;  // above 1: key splits of a row piece are pieces of their own
+    std::int64_t splits = 1;  // above 1: key splits of a row piece, from first_split on, are pieces of their own
+    std::int64_t first_split = 0;
     std::int64_t first_item = 0;
     double piece_cost_ns = 0;
     std::size_t first_partial = 0, partial_floats = 0, first_counter = 0;

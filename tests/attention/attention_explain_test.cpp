@@ -31,6 +31,26 @@ AttentionSpec f32_spec(std::int64_t batch, std::int64_t heads, std::int64_t kv_h
   return spec;
 }
 
+// The member "mask" as docs/architecture.md has it.
+Json json_of(const Mask& mask) {
+  const Json alignments[] = {nullptr, "top_left", "bottom_right", "offset"};
+  Json window, blocks;
+  if (mask.window_left != Mask::unbounded || mask.window_right != Mask::unbounded)
+    window = {{"left", mask.window_left}, {"right", mask.window_right}, {"kept", mask.window_kept}};
+  if (mask.block_queries != 0) blocks = {{"queries", mask.block_queries}, {"keys", mask.block_keys}};
+  return {{"causal", alignments[static_cast<int>(mask.causality)]},
+          {"window", window},
+          {"key_lengths", mask.has_key_lengths},
+          {"query_lengths", mask.has_query_lengths},
+          {"offsets", mask.has_offsets},
+          {"packed", mask.is_packed},
+          {"prefix", mask.has_prefix},
+          {"segments", mask.has_segments},
+          {"boolean", mask.has_boolean},
+          {"bias", mask.has_bias},
+          {"blocks", blocks}};
+}
+
 std::vector<AttentionSpec> many_specs() {
   std::vector<AttentionSpec> specs;
   for (const Mask& mask :
@@ -56,7 +76,7 @@ TEST_P(ExplainTest, JsonHasEveryMemberOfEveryPlan) {
   for (const AttentionSpec& spec : many_specs())
     for (const int threads : {1, 2}) {
       const Json told = explained(spec, threads);
-      for (const char* text : {"kernel", "reason", "isa", "dtype", "precision", "precision_asked"})
+      for (const char* text : {"kernel", "reason", "isa", "dtype", "key_dtype", "out_dtype", "precision", "precision_asked"})
         ASSERT_TRUE(told.at(text).is_string()) << text;
       for (const char* number : {"threads", "one_thread_ms", "expected_ms", "scale", "softcap", "workspace_bytes",
                                  "rows_of_a_kv_head", "query_heads_stacked"})
@@ -64,6 +84,7 @@ TEST_P(ExplainTest, JsonHasEveryMemberOfEveryPlan) {
       for (const char* flag : {"runs_inline", "alibi", "sink"}) ASSERT_TRUE(told.at(flag).is_boolean()) << flag;
       for (const char* size : {"batch", "heads", "kv_heads", "query_length", "key_length", "head_dim", "value_dim"})
         ASSERT_TRUE(told.at("shape").at(size).is_number_integer()) << size;
+      ASSERT_EQ(told.at("mask"), json_of(spec.mask));
       for (const char* count : {"rows", "keys", "skipped", "full", "partial"})
         ASSERT_TRUE(told.at("tiles").at(count).is_number_integer()) << count;
       ASSERT_TRUE(told.at("not_faster").is_array());
@@ -97,6 +118,50 @@ TEST_P(ExplainTest, TextAndJsonAgree) {
       EXPECT_NE(text.find("not faster   " + why.get<std::string>() + "\n"), std::string::npos) << text;
     EXPECT_EQ(text.find("key splits") != std::string::npos, !told.at("key_splits").is_null()) << text;
   }
+}
+
+TEST_P(ExplainTest, NamesEveryPartOfTheMask) {
+  const std::pair<Mask, const char*> parts[] = {
+      {Mask::none(), "none"},
+      {Mask::causal(Causal::top_left), "causal top_left"},
+      {Mask::causal(Causal::bottom_right), "causal bottom_right"},
+      {Mask::causal(Causal::offset), "causal offset, offsets"},
+      {Mask::window(-1, 5), "window (-1, 5)"},
+      {Mask::window(9, -1, 4), "window (9, -1), kept 4"},
+      {Mask::key_lengths(), "key_lengths"},
+      {Mask::query_lengths(), "query_lengths"},
+      {Mask::window(0, 3) & Mask::offsets(), "window (0, 3), offsets"},
+      {Mask::packed(), "packed"},
+      {Mask::causal(Causal::top_left) & Mask::prefix(), "causal top_left, prefix"},
+      {Mask::segments(), "segments"},
+      {Mask::boolean(), "boolean"},
+      {Mask::bias(), "bias"},
+      {Mask::blocks(2, 64), "blocks 2 x 64"},
+      {Mask::causal(Causal::bottom_right) & Mask::window(30, 0, 4) & Mask::key_lengths() & Mask::boolean() & Mask::bias(),
+       "causal bottom_right, window (30, 0), kept 4, key_lengths, boolean, bias"}};
+  for (const auto& [mask, text] : parts) {
+    const AttentionPlan plan(f32_spec(2, 4, 2, 100, 100, 64, mask), runtime());
+    EXPECT_EQ(Json::parse(plan.explain_json()).at("mask"), json_of(mask)) << text;
+    EXPECT_NE(plan.explain().find("\nmask         " + std::string(text) + "\n"), std::string::npos) << plan.explain() << text;
+  }
+}
+
+TEST_P(ExplainTest, NamesTheTypesOfKeysAndOut) {
+  for (const DType of_keys : dispatch::cache_dtypes())
+    for (const DType of_out : attention_dtypes()) {
+      AttentionSpec spec = f32_spec(2, 4, 2, 1, 100, 64, Mask::key_lengths());
+      Json told = explained(spec);
+      EXPECT_EQ(told.at("dtype"), "f32");
+      EXPECT_EQ(told.at("key_dtype"), "f32");
+      EXPECT_EQ(told.at("out_dtype"), "f32");
+      spec.key_dtype = of_keys, spec.out_dtype = of_out;
+      told = explained(spec);
+      EXPECT_EQ(told.at("key_dtype"), name(of_keys));
+      EXPECT_EQ(told.at("out_dtype"), name(of_out));
+      const auto text = told.at("dtype").get<std::string>();
+      EXPECT_EQ(text.find(std::string("keys and values ") + name(of_keys)) != std::string::npos, of_keys != DType::f32) << text;
+      EXPECT_EQ(text.find(std::string("out ") + name(of_out)) != std::string::npos, of_out != DType::f32) << text;
+    }
 }
 
 TEST_P(ExplainTest, TilesAreCountedByTheMasksStructure) {

@@ -52,8 +52,10 @@ TEST_P(GuardTest, OddSizes) {
       Random random(++seed);
       const std::int64_t head_dim = random.choice<std::int64_t>({1, 2, 3, 4, 5, 7, 8, 9, 15, 17, 31});
       const std::int64_t value_dim = random.choice<std::int64_t>({1, 2, 3, 4, 5, 7, 8, 9, 15, 17, 31});
-      ASSERT_NO_FATAL_FAILURE(expect_no_byte_too_many(
-          make_case(attention_spec(1, 2, 1, query_length, key_length, head_dim, value_dim, masks[seed % 5]), random)));
+      AttentionCase test =
+          make_case(attention_spec(1, 2, 1, query_length, key_length, head_dim, value_dim, masks[seed % 5]), random);
+      if (test.spec.mask.has_bias) test.bias = converted(test.bias, bias_dtypes[seed / 5 % 3]);
+      ASSERT_NO_FATAL_FAILURE(expect_no_byte_too_many(test));
     }
 }
 
@@ -67,10 +69,12 @@ TEST_P(GuardTest, EveryHeadSizeUpToThirtyThree) {
 }
 
 TEST_P(GuardTest, WholePages) {
+  std::size_t turn = 0;
   for (const std::int64_t query_length : {1, 16, 64}) {
     Random random(3);
-    ASSERT_NO_FATAL_FAILURE(expect_no_byte_too_many(
-        make_case(attention_spec(2, 4, 2, query_length, 128, 64, 64, Mask::boolean() & Mask::bias()), random)));
+    AttentionCase test = make_case(attention_spec(2, 4, 2, query_length, 128, 64, 64, Mask::boolean() & Mask::bias()), random);
+    test.bias = converted(test.bias, bias_dtypes[turn++ % 3]);
+    ASSERT_NO_FATAL_FAILURE(expect_no_byte_too_many(test));
   }
 }
 
@@ -78,14 +82,15 @@ TEST_P(GuardTest, SharedMasks) {
   Random random(5);
   const std::vector<std::vector<std::int64_t>> shapes = {{1}, {9, 1}, {23}, {1, 23}, {4, 1, 23}, {2, 1, 1, 1}, {2, 1, 9, 23}};
   for (const auto& shape : shapes)
-    for (const Guard guard : {Guard::before, Guard::behind}) {
-      AttentionCase test = make_case(attention_spec(2, 4, 2, 9, 23, 8, 8, Mask::boolean() & Mask::bias()), random);
-      test.boolean_mask = Tensor(DType::boolean, shape, guard);
-      fill(test.boolean_mask, [&] { return random.chance(0.7) ? 1.0 : 0.0; });
-      test.bias = Tensor(DType::f32, shape, guard);
-      fill_normal(test.bias, random);
-      EXPECT_TRUE(run_and_compare(test, runtime(1)));
-    }
+    for (const Guard guard : {Guard::before, Guard::behind})
+      for (const DType bias_dtype : bias_dtypes) {
+        AttentionCase test = make_case(attention_spec(2, 4, 2, 9, 23, 8, 8, Mask::boolean() & Mask::bias()), random);
+        test.boolean_mask = Tensor(DType::boolean, shape, guard);
+        fill(test.boolean_mask, [&] { return random.chance(0.7) ? 1.0 : 0.0; });
+        test.bias = Tensor(bias_dtype, shape, guard);
+        fill_normal(test.bias, random);
+        EXPECT_TRUE(run_and_compare(test, runtime(1)));
+      }
 }
 
 // Keys at and behind an item's length need not even be memory that can be read.

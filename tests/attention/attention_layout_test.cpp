@@ -180,8 +180,8 @@ TEST_P(LayoutTest, InputsMayAliasEachOther) {
 TEST_P(LayoutTest, AnyAlignmentOfEveryPointer) {
   Random random(89);
   for (const std::int64_t query_length : {1, 18}) {
-    const AttentionCase test =
-        make_case(attention_spec(1, 2, 1, query_length, 35, 16, 16, Mask::bias() & Mask::boolean()), random);
+    AttentionCase test = make_case(attention_spec(1, 2, 1, query_length, 35, 16, 16, Mask::bias() & Mask::boolean()), random);
+    test.bias = converted(test.bias, dtype());
     const Tensor right = run_fresh(test, runtime());
     const std::int64_t places = 64 / size_in_bytes(dtype());
     for (std::int64_t shift = 0; shift < places; ++shift) {  // every place in 64 bytes
@@ -199,7 +199,7 @@ TEST_P(LayoutTest, AnyAlignmentOfEveryPointer) {
       moved.value = at(test.value, (shift * 5 + 2) % places);
       moved.out = at(test.out, (shift * 7 + 3) % places);
       moved.lse = at(test.lse, (shift * 9 + 4) % 16);
-      moved.bias = at(test.bias, (shift * 11 + 5) % 16);
+      moved.bias = at(test.bias, (shift * 11 + 5) % (64 / size_in_bytes(test.bias.view().dtype)));
       moved.boolean_mask = at(test.boolean_mask, (shift * 4 + shift % 4) % 64);
       AttentionPlan(moved.spec, runtime()).run(moved.inputs_with_lse());
       EXPECT_TRUE(same_bits(right, moved.out)) << "shift " << shift << ", " << name(isa());
@@ -271,9 +271,11 @@ TEST_P(LayoutTest, AnOutputThatOverlapsAnInputIsRefused) {
   }
   AttentionInputs over_bias = test.inputs();
   const Tensor shared(DType::f32, {192});
-  over_bias.bias = TensorView(shared.f32() + 48, DType::f32, {2, 2, 6, 6});
   over_bias.out = TensorView(shared.f32(), dtype(), {2, 2, 6, 8});
-  expect_refused(over_bias, "out over bias");
+  for (const DType bias_dtype : bias_dtypes) {
+    over_bias.bias = TensorView(shared.f32() + 48, bias_dtype, {2, 2, 6, 6});
+    expect_refused(over_bias, "out over bias");
+  }
   // An output that stores several elements in one place.
   AttentionInputs repeated = test.inputs();
   repeated.out.strides[0] = 0;

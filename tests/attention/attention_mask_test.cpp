@@ -391,14 +391,15 @@ TEST_P(MaskTest, BroadcastsInAllSixteenPatternsWithJunkStridesOnSizeOne) {
       AttentionCase test = make_case(attention_spec(2, 3, 1, sizes[2], sizes[3], 8, 8, Mask::boolean() & Mask::bias()), random);
       test.boolean_mask = Tensor(DType::boolean, shape, strides);
       fill(test.boolean_mask, [&] { return random.chance(0.6) ? 1.0 : 0.0; });
-      test.bias = Tensor(DType::f32, shape, strides);
+      const DType bias_dtype = bias_dtypes[(pattern + turn) % 3];
+      test.bias = Tensor(bias_dtype, shape, strides);
       fill_normal(test.bias, random);
       ASSERT_TRUE(run_and_compare(test, runtime(), "mask " + test.bias.view().describe()));
 
       // The same bits as with the mask written out.
       AttentionCase full = test;
       full.boolean_mask = Tensor(DType::boolean, sizes);
-      full.bias = Tensor(DType::f32, sizes);
+      full.bias = Tensor(bias_dtype, sizes);
       for (int i = 0; i < 4; ++i) {
         const auto dimension = static_cast<std::size_t>(i);
         if (shape[dimension] != 1) continue;
@@ -416,6 +417,7 @@ TEST_P(MaskTest, BroadcastsInAllSixteenPatternsWithJunkStridesOnSizeOne) {
 TEST_P(MaskTest, MasksOfLowerRankAlignAtTheRight) {
   const std::vector<std::vector<std::int64_t>> shapes = {{},      {1},        {19},      {5, 1},    {5, 19},
                                                          {1, 19}, {3, 5, 19}, {3, 1, 1}, {1, 5, 19}};
+  std::size_t turn = 0;
   for (const auto& shape : shapes)
     for (const std::int64_t query_length : {1, 5}) {
       std::vector<std::int64_t> actual = shape;
@@ -424,7 +426,7 @@ TEST_P(MaskTest, MasksOfLowerRankAlignAtTheRight) {
       AttentionCase test = make_case(attention_spec(2, 3, 3, query_length, 19, 8, 8, Mask::boolean() & Mask::bias()), random);
       test.boolean_mask = Tensor(DType::u8, actual);
       fill(test.boolean_mask, [&] { return random.chance(0.8) ? 1.0 : 0.0; });
-      test.bias = Tensor(DType::f32, actual);
+      test.bias = Tensor(bias_dtypes[turn++ % 3], actual);
       fill_normal(test.bias, random);
       EXPECT_TRUE(run_and_compare(test, runtime(), "mask " + test.bias.view().describe()));
     }
@@ -432,13 +434,15 @@ TEST_P(MaskTest, MasksOfLowerRankAlignAtTheRight) {
 
 TEST_P(MaskTest, MasksOfAnyStrides) {
   Random random(59);
+  std::size_t turn = 0;
   for (const std::int64_t query_length : {1, 6, 18}) {
     AttentionCase test = make_case(attention_spec(2, 2, 1, query_length, 37, 8, 8, Mask::boolean() & Mask::bias()), random);
     const std::vector<std::vector<int>> orders = {{3, 2, 1, 0}, {0, 1, 3, 2}, {1, 0, 2, 3}, {2, 3, 0, 1}};
     for (const auto& order : orders)
       for (const std::int64_t element_stride : {1, 2, 3}) {
         const Tensor mask = Tensor::ordered(DType::boolean, {2, 2, query_length, 37}, order, 3, element_stride);
-        const Tensor bias = Tensor::ordered(DType::f32, {2, 2, query_length, 37}, order, 3, element_stride);
+        const DType bias_dtype = bias_dtypes[turn++ % 3];
+        const Tensor bias = Tensor::ordered(bias_dtype, {2, 2, query_length, 37}, order, 3, element_stride);
         fill(mask, [&] { return random.chance(0.6) ? 1.0 : 0.0; });
         fill(bias, [&] { return random.chance(0.1) ? -HUGE_VAL : random.normal(); });
         test.boolean_mask = mask;
@@ -449,6 +453,46 @@ TEST_P(MaskTest, MasksOfAnyStrides) {
         ASSERT_TRUE(run_and_compare(test, runtime(), "mask " + test.bias.view().describe()));
       }
   }
+}
+
+// Whatever query is stored as, and wherever the bias's numbers lie: the bits are those of the same numbers in f32. -inf
+// excludes in either type, the most negative number is arithmetic, and a NaN at a key that something else hides is nothing.
+TEST_P(MaskTest, ABiasOf16BitsGivesTheBitsOfItsNumbersInF32) {
+  std::size_t turn = 0;
+  for (const DType bias_dtype : {DType::bf16, DType::f16})
+    for (const DType dtype : attention_dtypes())
+      for (const std::int64_t query_length : {1, 3, 40})
+        for (const std::int64_t key_length : {7, 70, 2100}) {
+          if (slow() && query_length * key_length > 8000) continue;
+          Random random(57);
+          const Mask others[] = {Mask::none(), Mask::causal(Causal::bottom_right) & Mask::key_lengths(), Mask::boolean(),
+                                 Mask::window(30, 4)};
+          AttentionSpec spec =
+              attention_spec(2, 4, 2, query_length, key_length, 16, 16, Mask::bias() & others[turn++ % std::size(others)]);
+          spec.dtype = dtype;
+          AttentionCase test = make_case(spec, random);
+          const double lowest = turn % 3 != 0 ? -20.0 : bias_dtype == DType::bf16 ? -0x1.FEp127 : -65504.0;
+          fill(test.bias, [&] { return random.chance(0.1) ? -HUGE_VAL : random.chance(0.1) ? lowest : 3 * random.normal(); });
+          const AttentionInputs inputs = test.inputs();
+          for (std::int64_t b = 0; b < 2; ++b)
+            for (std::int64_t t = 0; t < query_length; ++t)
+              for (std::int64_t s = 0; s < key_length; ++s)
+                if (!oracle::allowed(inputs, spec.mask, b, 1, t, s)) test.bias.set({b, 1, t, s}, not_a_number);
+          const Tensor narrow = converted(test.bias, bias_dtype);
+          test.bias = converted(narrow, DType::f32);
+          const Tensor right = run_fresh(test, runtime());
+          test.bias = narrow;
+          ASSERT_TRUE(run_and_compare(test, runtime()));
+          ASSERT_TRUE(same_bits(right, run_fresh(test, runtime())))
+              << test.describe() << ": " << first_difference(right, run_fresh(test, runtime()));
+          // One row of keys for all queries and heads, counted backwards.
+          const TensorView row = reversed(slice(slice(slice(narrow, 0, 1, 2), 1, 0, 1), 2, 0, 1), 3);
+          test.bias = converted(row, DType::f32);
+          const Tensor right_of_row = run_fresh(test, runtime());
+          test.bias = narrow.viewed(row);
+          ASSERT_TRUE(run_and_compare(test, runtime(), "one row"));
+          ASSERT_TRUE(same_bits(right_of_row, run_fresh(test, runtime()))) << test.describe() << ", one row";
+        }
 }
 
 // ---- lengths

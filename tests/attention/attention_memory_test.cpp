@@ -60,6 +60,8 @@ class MemoryTest : public EveryIsa {
     }
     packed.query = apart[0], packed.key = apart[1], packed.value = apart[2], packed.out = apart[3];
     all.push_back(packed);
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (all[i].spec.mask.has_bias) all[i].bias = converted(all[i].bias, bias_dtypes[i % 3]);
     return all;
   }
 };
@@ -70,12 +72,21 @@ std::uint64_t allocations_of(const std::function<void()>& call, int times) {
   return allocations.load() - before;
 }
 
+std::uint64_t bytes_of(const std::function<void()>& call) {
+  const std::uint64_t before = allocated_bytes.load();
+  call();
+  return allocated_bytes.load() - before;
+}
+
 TEST(MallocCount, SeesEveryKindOfAllocation) {
   if (!malloc_counting) GTEST_SKIP();
   EXPECT_EQ(allocations_of([] { ::operator delete(::operator new(10)); }, 5), 5u);
   EXPECT_EQ(allocations_of([] { ::operator delete(::operator new(64, std::align_val_t{64}), std::align_val_t{64}); }, 5), 5u);
   EXPECT_EQ(allocations_of([] { std::free(std::calloc(3, 4)); }, 5), 5u);
   EXPECT_EQ(allocations_of([] { std::free(std::aligned_alloc(64, 64)); }, 5), 5u);
+  EXPECT_EQ(bytes_of([] { ::operator delete(::operator new(1000)); }), 1000u);
+  EXPECT_EQ(bytes_of([] { std::free(std::calloc(30, 40)); }), 1200u);
+  EXPECT_EQ(bytes_of([] { std::free(std::aligned_alloc(64, 640)); }), 640u);
   fail_allocation_in = 1;
   void* const failed = std::malloc(1);
   void* const made = std::malloc(1);
@@ -219,6 +230,7 @@ TEST_P(MemoryTest, RunningOutOfMemoryInAnyEntryIsAnErrorAndLeavesTheRuntimeUsabl
     test.key = apart;
     AttentionCase packed = make_case(attention_spec(4, 4, 2, 9, 60, 16, 16, Mask::packed()), random);
     const Tensor weights(DType::f32, {3, 4, 17, 90}), merged(DType::f32, {3, 4, 17, 16}), merged_lse(DType::f32, {3, 4, 17});
+    const Tensor packed_ends = integers(DType::i64, {0, 3, 9, 17}), packed_out(DType::f32, {1, 4, 17, 16});
     KvCacheSpec cache_spec;
     cache_spec.kind = CacheKind::paged;
     cache_spec.sequences = 3, cache_spec.kv_heads = 2, cache_spec.head_dim = 16, cache_spec.page_tokens = 8;
@@ -242,6 +254,15 @@ TEST_P(MemoryTest, RunningOutOfMemoryInAnyEntryIsAnErrorAndLeavesTheRuntimeUsabl
            attention_weights(runtime, test.inputs(), test.options(), request);
          },
          &weights},
+        {"attention_weights over a cache",
+         [&](const Runtime& runtime) {
+           CachedAttentionInputs inputs;
+           inputs.cache = &cache, inputs.query = test.query;
+           AttentionWeightsRequest request;
+           request.weights = weights;
+           attention_weights(runtime, inputs, cached_attention_options(), request);
+         },
+         &weights},
         {"merge",
          [&](const Runtime& runtime) {
            MergeInputs inputs;
@@ -250,6 +271,16 @@ TEST_P(MemoryTest, RunningOutOfMemoryInAnyEntryIsAnErrorAndLeavesTheRuntimeUsabl
            merge(runtime, inputs);
          },
          &merged},
+        {"packed attention over a cache",
+         [&](const Runtime& runtime) {
+           CachedAttentionInputs inputs;
+           inputs.cache = &cache, inputs.query = slice(test.query, 0, 0, 1), inputs.out = packed_out;
+           inputs.cumulative_query_lengths = packed_ends;
+           AttentionOptions causal = cached_attention_options();
+           causal.mask.is_packed = true;
+           attention(runtime, inputs, causal);
+         },
+         &packed_out},
         {"attention over a cache",
          [&](const Runtime& runtime) {
            CachedAttentionInputs inputs;
@@ -329,7 +360,59 @@ TEST_P(MemoryTest, RunningOutOfMemoryInAQuestionIsAnError) {
   }
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(MemoryTest);
+// Weights take memory for what is asked for and, for each thread, a megabyte or a row of weights. All bytes of a call are
+// counted, those of its plan among them, so that no more of them are ever there at once.
+TEST_P(MemoryTest, WeightsTakeNoMoreMemoryThanARequestSays) {
+  if (!malloc_counting) GTEST_SKIP();
+  constexpr std::uint64_t row_or_megabyte = 1 << 20, identity = 256 * 256 * sizeof(float);
+  // A thread's scratch of the kernel, a block of unnormalised weights, lists that say what is chosen, texts.
+  constexpr std::uint64_t small = 1 << 20;
+  Random random(17);
+  const auto bytes_for = [&](std::int64_t heads, std::int64_t queries, std::int64_t keys, DType dtype, int threads,
+                             const std::vector<std::int64_t>& rows) {
+    AttentionSpec spec = attention_spec(1, heads, 1, 1, 1, 8, 8, Mask::causal(Causal::bottom_right));
+    spec.dtype = dtype;
+    AttentionCase test = make_case(spec, random);
+    // One row of numbers stands for every query and every key: no test needs the memory that the library must not take.
+    AttentionInputs inputs = test.inputs();
+    const Tensor key(dtype, {1, 1, keys, 8});
+    fill_normal(key, random);
+    inputs.query = expanded(inputs.query, 2, queries), inputs.key = key;
+    const Tensor head = integers(DType::i32, {heads - 1}), chosen = integers(DType::i64, rows);
+    const Tensor weights(DType::f32, {1, 1, static_cast<std::int64_t>(rows.size()), keys}), received(DType::f32, {1, 1, keys});
+    AttentionWeightsRequest request;
+    request.heads = head, request.rows = chosen, request.weights = weights;
+    const Runtime& used = runtime(threads);
+    attention_weights(used, inputs, test.options(), request);  // threads that come for the first time
+    const std::uint64_t bytes = bytes_of([&] { attention_weights(used, inputs, test.options(), request); });
+    double sum = 0;
+    for (std::int64_t s = 0; s < keys; ++s) sum += weights({0, 0, 0, s});
+    EXPECT_NEAR(sum, 1, 1e-4);
+    // What keys receive costs a row of doubles more.
+    request.weights = TensorView(), request.received = received;
+    const std::uint64_t more = bytes_of([&] { attention_weights(used, inputs, test.options(), request); });
+    EXPECT_LE(more, bytes + static_cast<std::uint64_t>(threads) * static_cast<std::uint64_t>(keys) * sizeof(double) + 4096);
+    return bytes;
+  };
+  const std::int64_t longest = slow() ? 20000 : 100000;
+  for (const DType dtype : attention_dtypes()) {
+    for (const int threads : {1, 2}) {
+      const std::uint64_t most = identity + static_cast<std::uint64_t>(threads) * (row_or_megabyte + small);
+      // Neither the number of queries nor that of heads counts, when one row of one head is wanted.
+      const std::uint64_t few = bytes_for(2, 10, 300, dtype, threads, {7});
+      const std::uint64_t spare = threads == 1 ? 0 : 65536;  // of the scheduler's own
+      EXPECT_LE(bytes_for(2, 1000000, 300, dtype, threads, {999999}), few + spare);
+      EXPECT_LE(bytes_for(64, 1000000, 300, dtype, threads, {999999}), few + spare);
+      EXPECT_LE(few, most);
+      EXPECT_LE(bytes_for(64, 1000000, longest, dtype, threads, {999999}), most);
+      if (threads == 1) {
+        EXPECT_LE(bytes_for(64, 1000000, longest, dtype, threads, {999999, 5, 6, 7, 123456}), most);
+      }
+    }
+  }
+}
+
+POLYHEAD_INSTANTIATE_EVERY_ISA(MemoryTest);
 
 }  // namespace
 }  // namespace polyhead::testing

@@ -288,7 +288,6 @@ TEST_P(RelativeTest, TheOneCallFunctionTellsThemApart) {
 }
 
 TEST_P(RelativeTest, WeightsKnowThem) {
-  if (case_dtype() != DType::f32) GTEST_SKIP() << "attention_weights serves f32";
   Random random(900);
   for (const RelativeBias& bias : {RelativeBias::t5(), RelativeBias::swin(6, 9)}) {
     const AttentionCase test = make_case(with(attention_spec(2, 4, 2, 54, 54, 16, 16), bias), random);

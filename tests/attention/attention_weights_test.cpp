@@ -139,6 +139,66 @@ TEST_P(WeightsTest, OfChosenHeadsAndRowsInAnyOrder) {
   ASSERT_NO_FATAL_FAILURE(expect_right(test, {}, {33}));
 }
 
+// Whatever query and keys are stored as, weights are f32's: never rounded to 16 bits on the way.
+TEST_P(WeightsTest, OfEveryTypeOfQueryAndOfKeys) {
+  std::uint64_t seed = 110;
+  for (const DType of_query : attention_dtypes())
+    for (const DType of_keys : attention_dtypes()) {
+      if (of_query == DType::f32 && of_keys == DType::f32) continue;
+      for (const auto& [query_length, key_length] : {std::pair{1, 40}, {7, 300}, {60, 530}}) {
+        if (slow() && key_length == 530) continue;
+        for (const Mask& mask : {Mask::causal(Causal::bottom_right), Mask::boolean() & Mask::bias(), Mask::packed()}) {
+          Random random(++seed);
+          AttentionSpec spec = attention_spec(2, 4, 2, query_length, key_length, 20, 20, mask);
+          spec.dtype = of_query;
+          if (seed % 2 == 0) spec.softcap = 1.5, spec.has_alibi = spec.has_sink = true;
+          AttentionCase test = make_case(spec, random);
+          const TensorView& given = test.key;
+          const Tensor key(of_keys, {given.shape[0], given.shape[1], given.shape[2], given.shape[3]});
+          copy(given, key);
+          test.key = key;
+          const std::string where = std::string(name(of_query)) + " queries, " + name(of_keys) + " keys";
+          ASSERT_NO_FATAL_FAILURE(expect_right(test, {}, {})) << where;
+          const std::int64_t last = test.query.view().shape[2] - 1;
+          if (last >= 0) {
+            ASSERT_NO_FATAL_FAILURE(expect_right(test, {3, 0}, {last, 0})) << where;
+          }
+          // Queries that are exact in both types give the bits that they give as those of the other.
+          if (of_query != DType::bf16) continue;
+          const TensorView& rows = test.query;
+          const Tensor wide(DType::f32, {rows.shape[0], rows.shape[1], rows.shape[2], rows.shape[3]});
+          copy(rows, wide);
+          const Result narrow = weights_of(test, {}, {});
+          test.query = wide;
+          EXPECT_TRUE(same_bits(narrow.weights, weights_of(test, {}, {}).weights)) << where;
+        }
+      }
+    }
+}
+
+TEST_P(WeightsTest, WhatIsMaskedHasNoInfluenceOn16Bits) {
+  for (const DType dtype : attention_dtypes()) {
+    Random random(141);
+    AttentionSpec spec = attention_spec(1, 2, 1, 20, 300, 16, 16, Mask::causal(Causal::top_left));
+    spec.dtype = dtype;
+    const AttentionCase test = make_case(spec, random);
+    const Result clean = weights_of(test, {}, {});
+    for (const double junk : {not_a_number, HUGE_VAL}) {
+      AttentionCase dirty = test;
+      dirty.key = test.key.clone();
+      dirty.key.set({0, 0, 10, 3}, junk);
+      const Result result = weights_of(dirty, {}, {});
+      for (std::int64_t t = 0; t < 10; ++t) {
+        EXPECT_TRUE(same_bits(slice(clean.weights, 2, t, t + 1), slice(result.weights, 2, t, t + 1)))
+            << name(dtype) << ' ' << t;
+      }
+      if (std::isnan(junk)) {
+        EXPECT_TRUE(std::isnan(result.weights({0, 0, 10, 0}))) << name(dtype);
+      }
+    }
+  }
+}
+
 TEST_P(WeightsTest, HaveTheSameBitsForAnyThreadsAndAnyChoice) {
   Random random(23);
   const AttentionCase test = make_case(attention_spec(2, 4, 2, 70, 600, 24, 24, Mask::causal(Causal::bottom_right)), random);
@@ -223,7 +283,7 @@ TEST_P(WeightsTest, MasksBroadcastWithJunkStridesOnSizeOne) {
     AttentionCase test = make_case(attention_spec(2, 4, 2, 5, 70, 8, 8, Mask::boolean() & Mask::bias()), random);
     test.boolean_mask = Tensor(DType::u8, shape, strides);
     fill(test.boolean_mask, [&] { return random.chance(0.7) ? 1.0 : 0.0; });
-    test.bias = Tensor(DType::f32, shape, strides);
+    test.bias = Tensor(bias_dtypes[pattern % 3], shape, strides);
     fill_normal(test.bias, random);
     ASSERT_NO_FATAL_FAILURE(expect_right(test, {}, {})) << pattern;
     ASSERT_NO_FATAL_FAILURE(expect_right(test, {3, 1}, {4, 0})) << pattern;
@@ -286,10 +346,28 @@ TEST(WeightsErrors, NameTheArgument) {
   request.weights = weights;
   request.received = TensorView(weights.view().data, DType::f32, {2, 4, 9});
   expect_refused(request, {"received overlaps weights"}, test.options());
-  request.received = received;
+  request.received = TensorView();
+  request.weights = weights;
+  // Types that attention does not take.
+  const auto expect_type_refused = [&](TensorView AttentionInputs::* field, const TensorView& view, const char* argument) {
+    AttentionInputs inputs = test.inputs();
+    inputs.*field = view;
+    try {
+      attention_weights(runtime, inputs, test.options(), request);
+      ADD_FAILURE() << argument << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      const std::string told = error.what();
+      EXPECT_EQ(told.find(argument), 0u) << told;
+      EXPECT_NE(told.find("expected f32"), std::string::npos) << told;
+    }
+  };
+  expect_type_refused(&AttentionInputs::query, Tensor(DType::f64, {2, 4, 5, 8}), "query is f64");
+  expect_type_refused(&AttentionInputs::key, Tensor(DType::i8, {2, 2, 9, 8}), "key is i8");
+  expect_type_refused(&AttentionInputs::key, TensorView(), "key is");
 }
 
-POLYHEAD_INSTANTIATE_EVERY_ISA_OF_F32(WeightsTest);
+POLYHEAD_INSTANTIATE_EVERY_ISA(WeightsTest);
 
 }  // namespace
 }  // namespace polyhead::testing

@@ -95,10 +95,48 @@ static void test_conventions(const polyhead_runtime* runtime) {
   CHECK(out[0] == -7.0f);
 }
 
+/* A bias of 0, -inf, 1, -inf, 1/2 for five keys, in each type that it may have. */
+static void test_bias(const polyhead_runtime* runtime) {
+  static const float f32[5] = {0.0f, -HUGE_VALF, 1.0f, -HUGE_VALF, 0.5f};
+  static const unsigned short bf16[5] = {0x0000, 0xFF80, 0x3F80, 0xFF80, 0x3F00},
+                              f16[5] = {0x0000, 0xFC00, 0x3C00, 0xFC00, 0x3800};
+  const struct {
+    const void* data;
+    polyhead_dtype dtype;
+  } kinds[3] = {{f32, POLYHEAD_F32}, {bf16, POLYHEAD_BF16}, {f16, POLYHEAD_F16}};
+  static float zeros[8], indices[5] = {0, 1, 2, 3, 4}, out[3];
+  const double right = (2 * exp(1.0) + 4 * exp(0.5)) / (1 + exp(1.0) + exp(0.5));
+  const int64_t five[1] = {5}, rows[3] = {1, 3, 5}, repeated[3] = {0, 0, 1};
+  polyhead_attention_inputs inputs = POLYHEAD_INIT(polyhead_attention_inputs);
+  polyhead_attention_options options = POLYHEAD_INIT(polyhead_attention_options);
+  polyhead_mask mask = POLYHEAD_INIT(polyhead_mask);
+  const polyhead_tensor query = tensor4(zeros, 1, 1, 3, 1), key = tensor4(zeros, 1, 1, 5, 1),
+                        value = tensor4(indices, 1, 1, 5, 1), result = tensor4(out, 1, 1, 3, 1);
+  polyhead_tensor bias;
+  int kind, i;
+  inputs.query = &query, inputs.key = &key, inputs.value = &value, inputs.out = &result, inputs.bias = &bias;
+  mask.has_bias = 1;
+  options.mask = &mask;
+  for (kind = 0; kind < 6; ++kind) {
+    if (kind < 3) {
+      SUCCEEDS(polyhead_tensor_init(&bias, kinds[kind].data, kinds[kind].dtype, 1, five, NULL));
+    } else {
+      SUCCEEDS(polyhead_tensor_init(&bias, kinds[kind - 3].data, kinds[kind - 3].dtype, 3, rows, repeated));
+    }
+    for (i = 0; i < 3; ++i) out[i] = -7.0f;
+    SUCCEEDS(polyhead_attention(runtime, &inputs, &options));
+    for (i = 0; i < 3; ++i) MEANS(i, right);
+  }
+  SUCCEEDS(polyhead_tensor_init(&bias, f32, POLYHEAD_U8, 1, five, NULL));
+  FAILS(POLYHEAD_INVALID_ARGUMENT, "bias is of dtype u8, expected f32, bf16 or f16",
+        polyhead_attention(runtime, &inputs, &options));
+}
+
 int main(void) {
   polyhead_runtime* runtime = NULL;
   SUCCEEDS(polyhead_runtime_create(NULL, &runtime));
   test_conventions(runtime);
+  test_bias(runtime);
   polyhead_runtime_destroy(runtime);
   if (failures > 0) {
     fprintf(stderr, "%d checks failed\n", failures);

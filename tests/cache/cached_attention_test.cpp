@@ -30,6 +30,13 @@ std::int64_t length_of(const AttentionCase& test, std::int64_t b) {
   return test.spec.mask.has_key_lengths ? static_cast<std::int64_t>(test.key_lengths({b})) : test.spec.key_length;
 }
 
+// Keys or values [1, G, count, dim] of batch item or packed sequence b, from its key `at` on.
+TensorView rows_of(const AttentionCase& test, const Tensor& tensor, std::int64_t b, std::int64_t at, std::int64_t count) {
+  if (!test.spec.mask.is_packed) return slice(slice(tensor, 0, b, b + 1), 2, at, at + count);
+  const std::int64_t begin = static_cast<std::int64_t>(test.cumulative_key_lengths({b})) + at;
+  return slice(tensor, 2, begin, begin + count);
+}
+
 // A cache that holds the case's keys: sequence 2 b + 1 belongs to batch item b, others hold something else. Chunks of several
 // sequences at a time, so that pages of different ones lie between each other.
 KvCache fill_cache(const AttentionCase& test, KvCacheSpec spec, Random& random) {
@@ -43,8 +50,8 @@ KvCache fill_cache(const AttentionCase& test, KvCacheSpec spec, Random& random) 
       std::int64_t& at = done[static_cast<std::size_t>(b)];
       const std::int64_t count = std::min(length_of(test, b) - at, random.chance(0.3) ? 1 : random.integer(1, 700));
       CacheAppend tokens;
-      tokens.key = slice(slice(test.key, 0, b, b + 1), 2, at, at + count);
-      tokens.value = slice(slice(test.value, 0, b, b + 1), 2, at, at + count);
+      tokens.key = rows_of(test, test.key, b, at, count);
+      tokens.value = rows_of(test, test.value, b, at, count);
       const Tensor which = integers(DType::i64, {2 * b + 1});
       tokens.sequences = which;
       cache.append(tokens);
@@ -69,6 +76,10 @@ CachedAttentionInputs cached_inputs(const AttentionCase& test, const KvCache& ca
   if (test.spec.has_alibi) inputs.alibi_slopes = test.alibi_slopes;
   if (test.spec.has_sink) inputs.sink = test.sink;
   if (test.spec.relative_bias.given()) inputs.relative_bias_table = test.relative_bias_table;
+  if (test.spec.mask.has_query_lengths) inputs.query_lengths = test.query_lengths;
+  if (test.spec.mask.is_packed) inputs.cumulative_query_lengths = test.cumulative_query_lengths;
+  if (test.spec.mask.has_prefix) inputs.prefix_lengths = test.prefix_lengths;
+  if (test.spec.mask.block_queries != 0) inputs.block_mask = test.block_mask;
   return inputs;
 }
 
@@ -82,6 +93,13 @@ class CachedAttentionTest : public EveryIsa {
     for (const std::int64_t length : lengths) spec.key_length = std::max(spec.key_length, length);
     AttentionCase test = make_case(spec, random);
     test.key_lengths = integers(DType::i64, lengths);
+    if (!spec.mask.is_packed) return test;
+    std::vector<std::int64_t> ends = {0};
+    for (const std::int64_t length : lengths) ends.push_back(ends.back() + length);
+    test.cumulative_key_lengths = integers(DType::i32, ends);
+    test.key = Tensor(spec.dtype, {1, test.spec.kv_heads, ends.back(), test.spec.head_dim});
+    test.value = Tensor(spec.dtype, {1, test.spec.kv_heads, ends.back(), test.spec.value_dim});
+    fill_normal(test.key, random), fill_normal(test.value, random);
     return test;
   }
 
@@ -102,7 +120,7 @@ class CachedAttentionTest : public EveryIsa {
     const AttentionPlan plan(test.spec, runtime(1));
     plan.run(test.inputs_with_lse());
     if (!compare_with_oracle) return;
-    const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options());
+    const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), false, test.score_function);
     ASSERT_TRUE(attention_matches(expected, test.out, test.describe()));
     ASSERT_TRUE(lse_matches(expected, test.lse, test.describe()));
   }
@@ -169,6 +187,80 @@ TEST_P(CachedAttentionTest, MasksAndScoreChangesMeanWhatTheyMeanElsewhere) {
     spec.mask = Mask::none();
     spec.relative_bias = RelativeBias::t5();
     check(with_lengths(spec, {1, 200}, random), random);
+  }
+}
+
+// What goes by sequences: queries of many sequences packed, or lengths of their own in a padded batch; keys of each are where
+// its sequence of the cache has them.
+TEST_P(CachedAttentionTest, SequencesGiveTheBitsOfPlainAttention) {
+  Random random(48);
+  const Mask causal = Mask::causal(Causal::bottom_right);
+  int round = 0;
+  for (const std::int64_t query_length : {1, 6, 70}) {
+    for (const Mask& mask :
+         {Mask::packed(), Mask::packed() & causal, Mask::packed() & causal & Mask::window(40, 0, 4),
+          Mask::packed() & Mask::query_lengths() & Mask::window(30, 4) & Mask::offsets(),
+          Mask::packed() & causal & Mask::prefix() & Mask::boolean() & Mask::bias(),
+          Mask::packed() & causal & Mask::blocks(16, 32), Mask::packed() & Mask::blocks(3, 20), Mask::query_lengths() & causal,
+          Mask::query_lengths() & causal & Mask::prefix() & Mask::blocks(4, 24)}) {
+      ++round;
+      if (slow() && query_length == 70 && round % 3 != 0) continue;
+      AttentionSpec spec = attention_spec(1, 4, 2, query_length, 0, 24, 20, mask);
+      if (round % 2 == 0) spec.has_alibi = spec.has_sink = true;
+      if (round % 3 == 0) spec.softcap = 2.0;
+      if (round % 4 == 0 && !mask.has_bias) spec.relative_bias = RelativeBias::t5(32, 100, false);
+      spec.dtype = attention_dtypes()[static_cast<std::size_t>(round) % attention_dtypes().size()];
+      AttentionCase test = with_lengths(spec, {77, 0, 299, 1, 130}, random);
+      if (round % 5 == 0) {
+        test.spec.score_mod = places_score_mod();
+        test.score_function = score_at_place;
+      }
+      check(test, random);
+    }
+  }
+}
+
+// Long keys of few queries are split, and where there are threads the splits of a heavy sequence are shared out; of a ring,
+// those that it still has.
+TEST_P(CachedAttentionTest, LongPackedSequencesAreSplitAlike) {
+  Random random(49);
+  if (slow()) GTEST_SKIP() << "minutes with the scalar kernels";
+  for (const std::int64_t query_length : {1, 20}) {
+    AttentionSpec spec = attention_spec(1, 4, 2, query_length, 0, 48, 48, Mask::packed() & Mask::causal(Causal::bottom_right));
+    check(with_lengths(spec, {9000, 2049, 0, 6000}, random), random, false);
+    for (const std::int64_t window : {100, 5000}) {
+      spec.mask = Mask::packed() & Mask::causal(Causal::bottom_right) & Mask::window(window - 1, 0);
+      const AttentionCase test = with_lengths(spec, {20000, 8193, 40, 12345}, random);
+      ASSERT_NO_FATAL_FAILURE(run_plain(test, false));
+      const Tensor out = test.out.clone(), lse = test.lse.clone();
+      KvCacheSpec ring = cache_spec(CacheKind::ring, 1, 2, 48, 48, window + query_length - 1);
+      ring.window = window;
+      compare(test, fill_cache(test, ring, random), out, lse, describe(ring));
+    }
+  }
+}
+
+// In a ring every sequence's own queries count: of a padded batch too.
+TEST_P(CachedAttentionTest, SequencesOverARing) {
+  Random random(50);
+  constexpr std::int64_t window = 64, capacity = 80;  // chunks of up to 17 queries
+  for (const Mask& part : {Mask::packed(), Mask::query_lengths()}) {
+    const Mask mask = part & Mask::causal(Causal::bottom_right) & Mask::window(window - 1, 0);
+    AttentionCase test = with_lengths(attention_spec(1, 4, 2, 40, 0, 24, 20, mask), {40, 81, 17, 300}, random);
+    const std::vector<std::int64_t> queries = {40, 3, 0, 17};  // 40: all that its sequence has
+    if (part.is_packed) {
+      test.cumulative_query_lengths = integers(DType::i64, {0, 40, 43, 43, 60});
+      test.query = Tensor(test.spec.dtype, {1, 4, 62, 24}), test.out = Tensor(test.spec.dtype, {1, 4, 62, 20});
+      test.lse = Tensor(DType::f32, {1, 4, 62});
+      fill_normal(test.query, random);
+    } else {
+      test.query_lengths = integers(DType::i32, queries);
+    }
+    ASSERT_NO_FATAL_FAILURE(run_plain(test, true));
+    const Tensor out = test.out.clone(), lse = test.lse.clone();
+    KvCacheSpec ring = cache_spec(CacheKind::ring, 1, 2, 24, 20, capacity);
+    ring.window = window;
+    compare(test, fill_cache(test, ring, random), out, lse, describe(ring));
   }
 }
 
@@ -250,7 +342,7 @@ TEST_P(CachedAttentionTest, TensorsOfAnyStridesAndMasksThatBroadcast) {
         stride *= shape[i];
       }
       moved.boolean_mask = Tensor(DType::boolean, shape, strides);
-      moved.bias = Tensor(DType::f32, shape, strides);
+      moved.bias = Tensor(bias_dtypes[pattern % 3], shape, strides);
       fill(moved.boolean_mask, [&] { return random.chance(0.8) ? 1.0 : 0.0; });
       fill_normal(moved.bias, random);
       moved.query = Tensor::ordered(DType::f32, {2, 4, query_length, 16}, {0, 2, 1, 3}, 3, 1 + pattern % 2);
@@ -479,6 +571,132 @@ TEST_P(CachedAttentionTest, ARingRunsOn) {
   }
 }
 
+// Weights over any cache are those over the same keys in one tensor, bit for bit.
+TEST_P(CachedAttentionTest, WeightsAreThoseOfPlainAttention) {
+  Random random(41);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto check_weights = [&](const AttentionCase& test, const KvCache& cache, const Tensor& expected,
+                                 const std::string& what) {
+    const auto& shape = expected.view().shape;
+    std::vector<std::int64_t> which;
+    for (std::int64_t b = 0; b < shape[0]; ++b) which.push_back(2 * b + 1);
+    const Tensor sequences = integers(DType::i64, which), weights(DType::f32, {shape[0], shape[1], shape[2], shape[3]});
+    const Tensor received(DType::f32, {shape[0], 1, shape[3]}), head = integers(DType::i32, {shape[1] - 1});
+    CachedAttentionInputs inputs = cached_inputs(test, cache, sequences);
+    inputs.out = inputs.lse = TensorView();  // not looked at
+    for (const int threads : {1, 2}) {
+      fill(weights, nan), fill(received, nan);
+      AttentionWeightsRequest request;
+      request.weights = weights;
+      attention_weights(runtime(threads), inputs, test.options(), request);
+      ASSERT_TRUE(same_bits(expected, weights)) << what << ": " << first_difference(expected, weights);
+      EXPECT_TRUE(weights.surroundings_intact());
+      request = {};
+      request.heads = head, request.received = received;
+      attention_weights(runtime(threads), inputs, test.options(), request);
+      for (std::int64_t b = 0; b < shape[0]; ++b)
+        for (std::int64_t s = 0; s < shape[3]; ++s) {
+          double sum = 0;
+          for (std::int64_t t = 0; t < shape[2]; ++t) sum += expected({b, shape[1] - 1, t, s});
+          ASSERT_NEAR(received({b, 0, s}), sum, 1e-6 * (1 + sum)) << what;
+        }
+    }
+  };
+  const auto plain_weights = [&](const AttentionCase& test) {
+    const AttentionSpec& spec = test.spec;
+    const Tensor weights(DType::f32, {spec.batch, spec.heads, spec.query_length, spec.key_length});
+    AttentionWeightsRequest request;
+    request.weights = weights;
+    attention_weights(runtime(), test.inputs(), test.options(), request);
+    // By the formula, to f32's bound whatever is stored.
+    const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true);
+    double largest = 0;
+    for (const double score : expected.score_magnitude.values) largest = std::max(largest, std::isfinite(score) ? score : 0.0);
+    EXPECT_TRUE(array_matches(expected.weights, weights, 2e-6 + 0x1p-22 * largest, 0, test.describe()));
+    return weights;
+  };
+  for (const DType dtype : attention_dtypes())
+    for (const std::int64_t query_length : {1, 5, 40})
+      for (const Mask& mask : {Mask::causal(Causal::bottom_right), Mask::none(),
+                               Mask::causal(Causal::bottom_right) & Mask::window(40, 0, 4), Mask::boolean() & Mask::bias()}) {
+        if (slow() && query_length == 40) continue;
+        AttentionSpec spec = attention_spec(1, 4, 2, query_length, 0, 20, 16, mask);
+        spec.dtype = dtype;
+        spec.has_sink = spec.has_alibi = query_length == 5;
+        if (query_length == 1 && !mask.has_bias) spec.relative_bias = RelativeBias::t5();
+        const AttentionCase test = with_lengths(spec, {130, 0, 599, query_length}, random);
+        const Tensor expected = plain_weights(test);
+        for (const Layout& layout : layouts) {
+          KvCacheSpec kept = cache_spec(layout.kind, 1, 2, 20, 16, 0, layout.page_tokens);
+          if (layout.kind == CacheKind::contiguous) kept.capacity = 600;
+          check_weights(test, fill_cache(test, kept, random), expected, test.describe() + ", " + describe(kept));
+        }
+      }
+  // Rings, that have lost keys or not: what is gone weighs nothing.
+  for (const DType dtype : attention_dtypes())
+    for (const std::int64_t query_length : {1, 9})
+      for (const std::int64_t window : {1, 64, 300}) {
+        AttentionSpec spec =
+            attention_spec(1, 4, 2, query_length, 0, 24, 20, Mask::causal(Causal::bottom_right) & Mask::window(window - 1, 0));
+        spec.dtype = dtype;
+        const std::int64_t capacity = window + query_length + 2;
+        const AttentionCase test = with_lengths(spec, {query_length, capacity + 1, 3 * capacity + 11, 777}, random);
+        KvCacheSpec ring = cache_spec(CacheKind::ring, 1, 2, 24, 20, capacity);
+        ring.window = window;
+        const KvCache cache = fill_cache(test, ring, random);
+        const Tensor expected = plain_weights(test);
+        check_weights(test, cache, expected, test.describe() + ", " + describe(ring));
+        AttentionCase bare = test;
+        bare.spec.mask = Mask::causal(Causal::bottom_right);
+        check_weights(bare, cache, expected, "no window asked for, " + describe(ring));
+      }
+}
+
+// Queries of another type than the cache's, and what is refused.
+TEST_P(CachedAttentionTest, WeightsOfQueriesOfAnyType) {
+  Random random(42);
+  for (const DType stored : attention_dtypes())
+    for (const DType of_query : attention_dtypes()) {
+      AttentionSpec spec = attention_spec(1, 4, 2, 6, 0, 16, 16, Mask::causal(Causal::bottom_right));
+      spec.dtype = stored;
+      AttentionCase test = with_lengths(spec, {300, 41}, random);
+      const KvCache cache = fill_cache(test, cache_spec(CacheKind::paged, 1, 2, 16, 16, 0, 7), random);
+      const Tensor query(of_query, {2, 4, 6, 16});
+      fill_normal(query, random);
+      test.query = query;
+      const Tensor sequences = integers(DType::i64, {1, 3}), weights(DType::f32, {2, 4, 6, 300});
+      CachedAttentionInputs inputs = cached_inputs(test, cache, sequences);
+      AttentionWeightsRequest request;
+      request.weights = weights;
+      attention_weights(runtime(), inputs, test.options(), request);
+      const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true);
+      EXPECT_TRUE(array_matches(expected.weights, weights, 1e-5, 0, std::string(name(of_query)) + " over " + name(stored)));
+      const auto message = [&](const CachedAttentionInputs& changed, const AttentionWeightsRequest& asked) {
+        try {
+          attention_weights(runtime(), changed, test.options(), asked);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+          return std::string(error.what());
+        }
+        return std::string("was accepted");
+      };
+      const auto has = [](const std::string& text, const char* part) {
+        EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
+      };
+      request.weights = slice(weights, 3, 0, 299);
+      has(message(inputs, request), "weights is f32[2, 4, 6, 299], expected f32[2, 4, 6, 300]");
+      request.weights = TensorView();
+      has(message(inputs, request), "weights is not given, nor is received");
+      request.weights = weights;
+      const Tensor missing = integers(DType::i64, {1, 5});
+      inputs.sequences = missing;
+      has(message(inputs, request), "sequences[1] is 5");
+      inputs.sequences = sequences;
+      inputs.cache = nullptr;
+      has(message(inputs, request), "cache is not given");
+    }
+}
+
 TEST_P(CachedAttentionTest, ForkedSequencesAnswerAlikeAndThenApart) {
   Random random(37);
   const AttentionCase test =
@@ -612,9 +830,25 @@ TEST_P(CachedAttentionTest, WhatDoesNotFitIsNamed) {
   has(message([](Inputs&, Spec&) {}), "not refused");
   has(message([](Inputs& i, Spec&) { i.cache = nullptr; }), "cache is not given");
   has(message([](Inputs&, Spec& s) { s.mask.has_key_lengths = false; }), "AttentionSpec.mask.has_key_lengths is false");
-  const char* const by_sequences = "AttentionSpec.mask is one with query lengths";
-  has(message([](Inputs&, Spec& s) { s.mask.has_query_lengths = true; }), by_sequences);
-  has(message([](Inputs&, Spec& s) { s.mask.has_segments = true; }), by_sequences);
+  has(message([](Inputs&, Spec& s) { s.mask.has_segments = true; }),
+      "AttentionSpec.mask.has_segments is true, expected false for keys in pages");
+  has(message([](Inputs&, Spec& s) { s.mask.has_query_lengths = true; }), "query_lengths is not given");
+  has(message([&](Inputs& i, Spec&) { i.query_lengths = sequences; }), "query_lengths is i64[2], expected no tensor");
+  const Tensor ends = integers(DType::i64, {0, 2, 3}), packed_query(DType::f32, {1, 4, 3, 16}),
+               packed_out(DType::f32, {1, 4, 3, 16});
+  const auto packed = [&](const std::function<void(Inputs&, Spec&)>& change) {
+    return message([&](Inputs& i, Spec& s) {
+      s.mask.is_packed = true;
+      i.query = packed_query, i.out = packed_out, i.lse = {}, i.cumulative_query_lengths = ends;
+      change(i, s);
+    });
+  };
+  has(packed([](Inputs&, Spec&) {}), "not refused");
+  has(packed([](Inputs& i, Spec&) { i.cumulative_query_lengths = {}; }), "cumulative_query_lengths is not given");
+  has(packed([&](Inputs& i, Spec&) { i.query = test.query; }), "query is");
+  has(packed([&](Inputs& i, Spec&) { i.sequences = slice(i.sequences, 0, 0, 1); }), "sequences is i64[1]");
+  has(packed([](Inputs&, Spec& s) { s.batch = 1; }), "the number of sequences is 2, expected at most the plan's 1");
+  has(packed([](Inputs&, Spec& s) { s.query_length = 1; }), "the longest sequence's number of queries is 2");
   has(message([](Inputs&, Spec& s) { s.mask.causality = Causal::none, s.relative_bias = RelativeBias::swin(10, 10); }),
       "relative_bias");
   has(message([](Inputs&, Spec& s) { s.key_length = 49; }),
@@ -666,6 +900,22 @@ TEST_P(CachedAttentionTest, WhatDoesNotFitIsNamed) {
         s.query_length = 4;
       }),
       "query's length is 4, expected at most 3: sequence 1 has 50 tokens, of which the ring keeps those from 38 on");
+  const Tensor rows = integers(DType::i64, {2, 4}), four_ends = integers(DType::i64, {0, 4, 4});
+  has(of_ring([&](Inputs& i, Spec& s) {
+        i.query = four, i.out = four_out, i.lse = {}, i.query_lengths = rows;
+        s.query_length = 4, s.mask.has_query_lengths = true;
+      }),
+      "query_lengths[1] is 4, expected at most 3: sequence 3 has 20 tokens");
+  has(of_ring([&](Inputs& i, Spec& s) {
+        i.query = slice(four, 0, 0, 1), i.out = slice(four_out, 0, 0, 1), i.lse = {}, i.cumulative_query_lengths = four_ends;
+        s.query_length = 4, s.mask.is_packed = true;
+      }),
+      "the number of queries of packed sequence 0 is 4, expected at most 3: sequence 1 has 50 tokens");
+  has(of_ring([&](Inputs& i, Spec& s) { s.mask.has_prefix = true, i.prefix_lengths = rows; }),
+      "AttentionSpec.mask.has_prefix is true, expected false over a ring");
+  const Tensor blocks(DType::boolean, {1, 1, 1, 1});
+  has(of_ring([&](Inputs& i, Spec& s) { s.mask = s.mask & Mask::blocks(8, 8), i.block_mask = blocks; }),
+      "AttentionSpec.mask.block_queries is 8, expected 0 over a ring");
 }
 
 POLYHEAD_INSTANTIATE_EVERY_ISA(CachedAttentionTest);

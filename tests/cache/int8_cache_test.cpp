@@ -74,11 +74,8 @@ class Int8CacheTest : public EveryIsa {
   void expect_of_stored(const AttentionCase& test, const KvCache& cache, const std::string& what) {
     const AttentionCase stored = as_stored(test, cache);
     const oracle::AttentionResult expected = oracle::attention(stored.inputs(), stored.options());
-    double values = 0, scores = 0;
-    for (const double v : expected.value_magnitude.values) values = std::max(values, std::isfinite(v) ? v : 0.0);
-    for (const double s : expected.score_magnitude.values) scores = std::max(scores, std::isfinite(s) ? s : 0.0);
-    ASSERT_TRUE(array_matches(expected.out, test.out, values * (5e-5 + 0x1p-16 * scores), 0, what));
-    ASSERT_TRUE(array_matches(expected.lse, test.lse, 1e-5 + 0x1p-16 * scores, 1e-6, what + ", lse"));
+    ASSERT_TRUE(attention_matches(expected, test.out, what, Precision::strict, true));
+    ASSERT_TRUE(lse_matches(expected, test.lse, what, Precision::strict, true));
   }
 };
 
@@ -133,6 +130,33 @@ TEST_P(Int8CacheTest, MasksMeanWhatTheyMeanElsewhere) {
       }
     }
   }
+}
+
+// Weights over integers are those over the numbers that they stand for, to f32's bound.
+TEST_P(Int8CacheTest, WeightsAreThoseOfWhatTheIntegersStandFor) {
+  Random random(91);
+  for (const DType of_query : attention_dtypes())
+    for (const std::int64_t query_length : {1, 9}) {
+      const std::int64_t dim = 40;
+      AttentionSpec spec = attention_spec(2, 4, 2, query_length, 300, dim, 24, Mask::causal(Causal::bottom_right));
+      AttentionCase test = make_case(spec, random);
+      for (std::int64_t s = 0; s < 300; ++s) test.key.set({1, 1, s, 3}, 6 + 0.5 * test.key({1, 1, s, 3}));
+      KvCache cache(int8_spec(CacheKind::paged, 2, 2, dim, 24, 24));
+      cache.append(rows(slice(test.key, 2, 0, 50), slice(test.value, 2, 0, 50)));
+      cache.append(rows(slice(test.key, 2, 50, 300), slice(test.value, 2, 50, 300)));
+      const Tensor query(of_query, {2, 4, query_length, dim}), weights(DType::f32, {2, 4, query_length, 300});
+      copy(test.query, query);
+      test.query = query;
+      AttentionWeightsRequest request;
+      request.weights = weights;
+      attention_weights(runtime(2), over(cache, test), test.options(), request);
+      const AttentionCase stored = as_stored(test, cache);
+      const oracle::AttentionResult expected = oracle::attention(stored.inputs(), stored.options(), true);
+      double scores = 0;
+      for (const double s : expected.score_magnitude.values) scores = std::max(scores, std::isfinite(s) ? s : 0.0);
+      EXPECT_TRUE(
+          array_matches(expected.weights, weights, 2e-6 + 0x1p-21 * scores, 0, std::string(name(of_query)) + " queries"));
+    }
 }
 
 // The same tokens in the same steps: the same bits in every kind of cache, with any number of threads, and split keys alike.

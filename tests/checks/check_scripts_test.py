@@ -97,6 +97,91 @@ class Text(Folder):
                 self.assert_fault(run("check-text", self.root), part)
 
 
+class Features(Folder):
+    TEST = """
+const std::vector<Feature>& features() {
+  static const std::vector<Feature> all = {
+      {"window", [](AttentionSpec& s) { s.mask = Mask::window(3, 9); }},
+      {"T5", [](AttentionSpec& s) {}},
+      {"T5, both directions", [](AttentionSpec& s) {}},
+      {"Swin", [](AttentionSpec&) {}},
+  };
+  return all;
+}
+
+bool exclude_each_other(const Feature& a, const Feature& b) {
+  return both({"T5", "T5, both directions"});
+}
+
+const char* refusal(const Feature& a, const Feature& b) {
+  if (pair({"Swin"},
+           {"window"}))
+    return "is Swin's beside a window, expected "
+           "one of them";
+  if (pair({"Swin"}, {"T5", "T5, both directions"})) return "two biases";
+  return nullptr;
+}
+"""
+    DOCUMENT = """# What works
+
+## Pairs
+
+| | window | T5 | Swin | layers |
+| --- | --- | --- | --- | --- |
+| window | - | yes | no [1] | yes |
+| T5 | | - | no [2] | no |
+| Swin | | | - | no |
+
+1. No order: "is Swin's beside a window,
+   expected one of them".
+2. "two biases", and no more.
+
+## What else
+"""
+
+    def result(self, *changes):
+        self.write("tests/property/attention_pairs_test.cpp", self.TEST)
+        document = self.DOCUMENT
+        for old, new in changes:
+            self.assertIn(old, document)
+            document = document.replace(old, new)
+        self.write("docs/features.md", document)
+        return run("check-features", self.root)
+
+    def test_clean(self):
+        self.assert_clean(self.result())
+
+    def test_faults(self):
+        for old, new, part in (
+            ("yes | no [1]", "yes | yes", "window with Swin is 'yes', but the test expects window + Swin to be refused"),
+            ("- | yes | no [1]", "- | no [1] | no [1]", "window with T5 is 'no [1]', but window + T5 works in the test"),
+            ("no [1]", "no [2]", "its note does not quote what the test expects"),
+            ("order: \"is", "order: \"was", "its note does not quote what the test expects"),
+            ("| - | no [2]", "| yes | no [2]", "but the test has never both of T5 + T5, both directions"),
+            ("- | yes | no [1]", "- | - | no [1]", "but the test does not exclude window + T5"),
+            ("- | yes | no [1]", "- | | no [1]", "window with T5 has no cell"),
+            ("| T5 | | -", "| T4 | | -", "'T4' is none of the features"),
+            ("no [2] | no", "no [2]", "has 4 cells, expected 5"),
+            ("2. \"two", "3. \"two", "note 3 is not referred to"),
+            ("no [2] | no |", "no [2] | no [4] |", "note 4 is not there"),
+            ("## Pairs", "## Twos", "no section Pairs"),
+        ):
+            with self.subTest(part=part):
+                self.assert_fault(self.result((old, new)), part)
+
+    def test_a_test_that_is_not_understood(self):
+        self.result()
+        for old, new, part in (
+            ("if (pair({\"Swin\"}, {", "if (pair(swin, {", "refusal() has lines that are not understood"),
+            ("both({\"T5\"", "both({\"T6\"", "'T6' is none of features()"),
+            ("& features() {", "& all() {", "no function"),
+        ):
+            with self.subTest(part=part):
+                self.assertIn(old, self.TEST)
+                self.write("tests/property/attention_pairs_test.cpp", self.TEST.replace(old, new))
+                self.assert_fault(run("check-features", self.root), part)
+
+
 @unittest.skipUnless(platform.machine() == "x86_64" and sys.platform == "linux", "plants x86 instructions")
 class Symbols(Folder):
     def compile(self, text, *options):

@@ -525,6 +525,7 @@ TEST_P(PieceAttentionTest, ExcludedKeysMayHoldAnything) {
     for (std::size_t i = 0; problem.bias && i < problem.bias->values->size(); ++i) {
       (*problem.bias->values)[i] = pick(0, 3) ? static_cast<float>(pick(-2, 2)) : -kInfinity;
     }
+    problem.bias_element = bias_elements[round / 2 % 3];
     const AttentionProblem::Result clean = problem.run(emulated);
     const std::vector<std::int64_t> bad = {0, 31, 64, 127, 190, 199};
     for (const std::int64_t s : bad) {

@@ -171,6 +171,49 @@ TEST_P(AttentionKernelTest, BiasWithEveryBroadcast) {
   }
 }
 
+// A bias of 16 bits is worth what its numbers are in f32, to the bit, however it is spread out: of everyday size and -inf,
+// denormals of f16 (which count beside scores of 0), the largest of its type. What no row sees is poisoned.
+TEST_P(AttentionKernelTest, BiasOf16BitsIsWidenedExactly) {
+  for (const simd::Element element : {simd::Element::bf16, simd::Element::f16}) {
+    const float largest = element == simd::Element::bf16 ? 0x1.FEp127f : 65504.0f;
+    for (int pattern = 0; pattern < 8; ++pattern) {
+      for (const std::int64_t key_step : {1, 3}) {
+        for (const std::int64_t queries : {1, 21}) {
+          for (const int kind : {0, 1, 2}) {
+            AttentionShape shape{queries, 2, 277, 12, 10, kind == 1 ? 0.0 : 0.125};
+            const std::int64_t seen_end = 260;
+            shape.visible_end = seen_end - queries + 1;
+            AttentionProblem problem(shape, 1320 + static_cast<std::uint32_t>(pattern));
+            problem.bias_element = element;
+            problem.bias.emplace(shape, pattern & 1, pattern & 2, pattern & 4, key_step);
+            Guarded<float>& values = *problem.bias->values;
+            values.fill_random(1330, kind == 1 ? -6e-5 : -6, kind == 1 ? 6e-5 : 6);
+            for (std::size_t i = 0; i < values.size(); ++i) {
+              if (kind == 0 && pick(0, 2) == 0) values[i] = -kInfinity;
+              if (kind == 2) values[i] = pick(0, 2) == 0 ? 0.0f : -largest;
+            }
+            for (std::int64_t s = seen_end; (pattern & 4) != 0 && s < shape.keys; ++s) {
+              for (std::int64_t row = 0; row < shape.rows(); ++row) problem.bias->at(row / 2, row % 2, s) = kNaN;
+            }
+            const std::string what = std::string(kernel().name) + (element == simd::Element::bf16 ? " bf16" : " f16") +
+                                     " bias, pattern " + std::to_string(pattern) + ", kind " + std::to_string(kind);
+            const AttentionProblem::Result narrow = problem.run(kernel());
+            const AttentionProblem::Result narrow_split = problem.run_split(kernel(), merge(), kernel().key_block);
+            expect_right(problem, narrow, what);
+            problem.bias_element = simd::Element::f32;
+            const AttentionProblem::Result wide = problem.run(kernel());
+            const AttentionProblem::Result wide_split = problem.run_split(kernel(), merge(), kernel().key_block);
+            expect_same_bits(narrow.out, wide.out, what);
+            expect_same_bits(narrow.lse, wide.lse, what + ", lse");
+            expect_same_bits(narrow_split.out, wide_split.out, what + ", split");
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Scores far below, around and far above the cap; a cap that leaves every score as it is; one that makes all of them equal.
 TEST_P(AttentionKernelTest, SoftcapOfEverySize) {
   for (const double softcap : {1e-300, 1e-30, 0.01, 0.5, 3.0, 30.0, 1000.0, 1e30, 1e300}) {
@@ -372,6 +415,7 @@ TEST_P(AttentionKernelTest, EverythingAtOnce) {
     for (std::size_t j = 0; j < problem.mask->values->size(); ++j) (*problem.mask->values)[j] = pick(0, 5) != 0;
     problem.bias.emplace(shape, pick(0, 1), pick(0, 1), pick(0, 1), pick(1, 2));
     problem.bias->values->fill_random(1500 + i, -3, 3);
+    problem.bias_element = bias_elements[i % 3];
     if (pick(0, 1) != 0) problem.softcap = 1.5;
     if (pick(0, 1) != 0) problem.give_alibi(1550 + i, -0.1f, 0.4f, pick(-50, 300));
     if (pick(0, 1) != 0) problem.give_sinks(1580 + i, -3, 3);
@@ -396,6 +440,7 @@ TEST_P(AttentionKernelTest, KeptKeysBesideAWindow) {
     if (pick(0, 2) == 0) {
       problem.bias.emplace(shape, pick(0, 1), pick(0, 1), pick(0, 1), pick(1, 2));
       problem.bias->values->fill_random(1700 + i, -3, 3);
+      problem.bias_element = bias_elements[i % 3];
     }
     for (std::int64_t s = 0; s < shape.keys; ++s) {
       const bool seen = (s < shape.kept_end || s >= shape.visible_begin) && s < shape.queries - 1 + shape.visible_end;
@@ -615,19 +660,22 @@ TEST_P(AttentionKernelTest, NaNOfAnyPayloadReachesItsRow) {
 }
 
 TEST_P(AttentionKernelTest, NaNBiasAndScoreAtExcludedKeys) {
-  AttentionProblem problem({17, 1, 133, 6, 6}, 2200);
-  problem.bias.emplace(problem.shape, true, false, true);
-  problem.mask.emplace(problem.shape, true, false, true);
-  for (std::int64_t t = 0; t < 17; ++t) {
-    for (std::int64_t s = 0; s < 133; ++s) {
-      problem.mask->at(t, 0, s) = s % 3 != 0;
-      problem.bias->at(t, 0, s) = s % 3 == 0 ? kNaN : s % 5 == 0 ? -kInfinity : 0.25f;
+  for (const simd::Element element : bias_elements) {
+    AttentionProblem problem({17, 1, 133, 6, 6}, 2200);
+    problem.bias_element = element;
+    problem.bias.emplace(problem.shape, true, false, true);
+    problem.mask.emplace(problem.shape, true, false, true);
+    for (std::int64_t t = 0; t < 17; ++t) {
+      for (std::int64_t s = 0; s < 133; ++s) {
+        problem.mask->at(t, 0, s) = s % 3 != 0;
+        problem.bias->at(t, 0, s) = s % 3 == 0 ? kNaN : s % 5 == 0 ? -kInfinity : 0.25f;
+      }
     }
+    for (std::int64_t s = 0; s < 133; s += 15) problem.key_at(s, 1) = kNaN;
+    expect_right(problem, problem.run(kernel()), kernel().name);
+    problem.bias->at(5, 0, 4) = kNaN;
+    expect_right(problem, problem.run(kernel()), kernel().name);
   }
-  for (std::int64_t s = 0; s < 133; s += 15) problem.key_at(s, 1) = kNaN;
-  expect_right(problem, problem.run(kernel()), kernel().name);
-  problem.bias->at(5, 0, 4) = kNaN;
-  expect_right(problem, problem.run(kernel()), kernel().name);
 }
 
 TEST_P(AttentionKernelTest, SplitsMergeToTheSameAnswer) {

@@ -117,6 +117,9 @@ class StoredElements {
   std::vector<float> taken_;
 };
 
+// What a bias may be stored as, whatever the other operands are.
+constexpr simd::Element bias_elements[] = {simd::Element::f32, simd::Element::bf16, simd::Element::f16};
+
 inline std::int64_t bytes_of(simd::Element element) {
   return element == simd::Element::f32 ? 4 : 2;
 }
@@ -247,10 +250,12 @@ class AttentionProblem {
       args.mask_key_stride = mask->key_stride;
     }
     if (bias) {
-      args.bias = bias->values->data();
-      args.bias_stride = bias->stride;
-      args.bias_head_stride = bias->head_stride;
-      args.bias_key_stride = bias->key_stride;
+      const std::int64_t parts = bytes_of(simd::Element::f32) / bytes_of(bias_element);
+      args.bias_element = bias_element;
+      args.bias = stored(stored_bias, *bias->values, bias_element);
+      args.bias_stride = bias->stride / parts;
+      args.bias_head_stride = bias->head_stride / parts;
+      args.bias_key_stride = bias->key_stride / parts;
     }
     args.softcap = softcap;
     args.alibi_slopes = alibi_slopes ? alibi_slopes->data() : nullptr;
@@ -439,13 +444,14 @@ class AttentionProblem {
   std::optional<Pages> pages;
   std::optional<Broadcast<std::uint8_t>> mask;
   std::optional<Broadcast<float>> bias;
+  simd::Element bias_element = simd::Element::f32;  // numbers are rounded to it by a run
   double softcap = 0;
   std::optional<Guarded<float>> alibi_slopes, sinks;  // [group]
   std::int64_t alibi_offset = 0;
   // A kernel's, which is told batch item 3, heads from 20, queries from 100 and keys from 7,000 on, and what it does.
   const simd::ScoreMod* score_mod = nullptr;
   std::function<double(double score, std::int64_t t, std::int64_t g, std::int64_t s)> score_function;
-  std::unique_ptr<StoredElements> stored_query, stored_key, stored_value;  // for the element that ran last
+  std::unique_ptr<StoredElements> stored_query, stored_key, stored_value, stored_bias;  // for the element that ran last
 
  private:
   static const void* stored(std::unique_ptr<StoredElements>& copy, Guarded<float>& numbers, simd::Element element) {

@@ -61,7 +61,7 @@ class Layer {
       inputs_.boolean_mask = boolean_;
     }
     if (mask.has_bias) {
-      bias_ = Tensor(DType::f32, {spec.heads, test.query_length, keys});
+      bias_ = Tensor(random.choice({DType::f32, DType::bf16, DType::f16}), {spec.heads, test.query_length, keys});
       fill(bias_, [&] { return random.chance(0.1) ? -std::numeric_limits<double>::infinity() : random.normal(); });
       inputs_.bias = bias_;
     }

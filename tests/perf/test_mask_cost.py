@@ -1,5 +1,6 @@
 """bench/peers/mask_cost.py without any peer: how its rows are judged, told and chosen."""
 
+import ast
 import os
 import pathlib
 import sys
@@ -103,7 +104,8 @@ def test_promises_are_the_documented_ones():
     limits = {(row.group, row.case): (row.base, row.limit, row.by_area) for row in mask_cost.ROWS if row.limit is not None}
     assert limits[("4,096", "causal")] == ("dense", 0.53, False)
     assert limits[("4,096", "blocks 25 %")] == ("dense", 0.30, False)
-    assert limits[("16,384", "causal window 256")] == ("dense", 1.35, True)
+    for window in ("causal window 256", "window 256 both ways", "window 256, 4 kept"):
+        assert limits[("16,384", window)] == ("dense", 1.35, True)
     assert limits[("64 sequences", "packed")] == ("padded", 1.15, True)
     assert {case: limits[("1,024", case)][1] for case in ("bias [1,H,T,S]", "ALiBi", "softcap", "ALiBi by xsimd", "tanh cap by xsimd")} == {
         "bias [1,H,T,S]": 1.3, "ALiBi": 1.1, "softcap": 1.35, "ALiBi by xsimd": 1.15, "tanh cap by xsimd": 1.3,
@@ -111,3 +113,20 @@ def test_promises_are_the_documented_ones():
     assert limits[("1,024", "ALiBi by xsimd")][0] == "ALiBi" and limits[("1,024", "tanh cap by xsimd")][0] == "softcap"
     assert all(limits[(mask_cost.flex_name(function, dim), OURS)] == (FLEX, 1.0, False)
                for function in mask_cost.FLEX_FUNCTIONS for dim in mask_cost.FLEX_DIMS)
+
+
+def test_every_row_has_its_calls():
+    """mask_cases.py needs torch, so its text is read: the groups of the rows, and in each the names that they compare."""
+    tree = ast.parse((ROOT / "bench" / "peers" / "mask_cases.py").read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    groups = next(node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GROUPS")
+    calls = {}
+    for key, value in zip(groups.keys, groups.values):
+        if not isinstance(key, ast.Constant):
+            continue  # FlexAttention's, whose names are mask_cost.py's own
+        made = [node for node in ast.walk(functions[value.id]) if isinstance(node, ast.Dict)]
+        calls[key.value] = {name.value for node in made for name in node.keys if isinstance(name, ast.Constant)}
+    rows = [row for row in mask_cost.ROWS if row.base != FLEX]
+    assert set(calls) == {row.group for row in rows}
+    for row in rows:
+        assert {row.case, row.base} <= calls[row.group], (row.group, row.case)

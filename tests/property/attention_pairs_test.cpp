@@ -1,7 +1,7 @@
-// The table of docs/features.md: every pair of features works against the oracle, or is refused with the words that the table
-// gives; and random triples. What a row must not see is NaN: keys that no row sees, and some that some rows see and others do
-// not. POLYHEAD_TEST_SEED chooses other numbers, POLYHEAD_TEST_ITERATIONS how many triples and, by the hundreds, how many
-// rounds of pairs.
+// The tables of docs/features.md: every pair of features works against the oracle, or is refused with the words that the tables
+// give (scripts/check-features compares them); and random triples. What no row sees is NaN, in some cases infinite; in half of
+// the cases so are some keys that some rows see and others do not. POLYHEAD_TEST_SEED chooses other numbers,
+// POLYHEAD_TEST_ITERATIONS how many triples and, by the hundreds, how many rounds of pairs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,13 +13,15 @@
 #include <string>
 #include <vector>
 
+#include "dispatch/kernel_table.hpp"
 #include "support/attention_case.hpp"
+#include "support/cached_keys.hpp"
 #include "support/pages.hpp"
 
 namespace polyhead::testing {
 namespace {
 
-constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
 
 struct Feature {
   const char* name;
@@ -46,6 +48,8 @@ const std::vector<Feature>& features() {
       {"low blocks", [](AttentionSpec& s) { s.mask = s.mask & Mask::blocks(3, 20); }},
       {"high blocks", [](AttentionSpec& s) { s.mask = s.mask & Mask::blocks(16, 32); }},
       {"block table", [](AttentionSpec& s) { s.mask = s.mask & Mask::key_lengths(); }},  // and pages, see works
+      {"cache", [](AttentionSpec& s) { s.mask = s.mask & Mask::key_lengths(); }},        // and a KvCache, see works
+      {"mixed types", [](AttentionSpec&) {}},  // of query, keys and out, see draw_types
       {"boolean", [](AttentionSpec& s) { s.mask = s.mask & Mask::boolean(); }},
       {"bias", [](AttentionSpec& s) { s.mask = s.mask & Mask::bias(); }},
       {"softcap", [](AttentionSpec& s) { s.softcap = 2.0; }},
@@ -62,13 +66,16 @@ const std::vector<Feature>& features() {
   return all;
 }
 
+bool has_feature(const std::vector<const Feature*>& chosen, const char* name) {
+  return std::any_of(chosen.begin(), chosen.end(), [&](const Feature* feature) { return has_name(*feature, {name}); });
+}
+
 constexpr std::int64_t longest = 90;  // Swin's window holds it
 
 // Values of one setting, of which a call has one.
 bool exclude_each_other(const Feature& a, const Feature& b) {
   const auto both = [&](std::initializer_list<const char*> names) { return has_name(a, names) && has_name(b, names); };
-  return both({"causal top-left", "causal bottom-right", "causal offset"}) || both({"low blocks", "high blocks"}) ||
-         both({"window", "kept keys"}) || both({"T5", "T5, both directions", "Swin"});
+  return both({"T5", "T5, both directions", "Swin"}) || both({"block table", "cache"});
 }
 
 // What the refusal of a pair says; null: the pair works.
@@ -76,27 +83,35 @@ const char* refusal(const Feature& a, const Feature& b) {
   const auto pair = [&](std::initializer_list<const char*> one, std::initializer_list<const char*> other) {
     return (has_name(a, one) && has_name(b, other)) || (has_name(b, one) && has_name(a, other));
   };
+  if (pair({"causal top-left", "causal bottom-right", "causal offset"},
+           {"causal top-left", "causal bottom-right", "causal offset"}))
+    return "mask: two causal alignments that differ cannot be combined";
+  if (pair({"low blocks"}, {"high blocks"})) return "mask: two block sizes that differ cannot be combined";
+  if (pair({"window"}, {"kept keys"})) return "mask: two windows that keep different numbers of first keys cannot be combined";
   if (pair({"offsets"}, {"causal top-left", "causal bottom-right", "prefix"}))
     return "has_offsets is true, expected false, since the causal alignment fixes the offset";
   if (pair({"packed"}, {"segments"}))
     return "has_segments is true, expected false for packed sequences: give each document as one of them";
-  if (pair({"block table"}, {"query lengths", "packed", "prefix", "segments", "low blocks", "high blocks"}))
-    return "expected one without these, which do not go with a block table";
+  if (pair({"block table", "cache"}, {"segments"}))
+    return "AttentionSpec.mask.has_segments is true, expected false for keys in pages, in the middle of which documents would "
+           "begin: give each document as a sequence of its own";
+  if (pair({"cache"}, {"Swin"}))
+    return "AttentionSpec.relative_bias is Swin's, expected none or T5's over a cache, whose tokens are no window of an image";
   if (pair({"bias"}, {"T5", "T5, both directions", "Swin"}))
-    return "AttentionSpec.mask.has_bias is true, expected false beside a relative bias";
+    return "AttentionSpec.mask.has_bias is true, expected false beside a relative bias, which is in the place of a bias";
   if (pair({"Swin"},
            {"causal top-left", "causal bottom-right", "causal offset", "offsets", "window", "kept keys", "prefix", "ALiBi"}))
-    return "AttentionSpec.relative_bias is Swin's together with a causal alignment, a window, offsets or ALiBi";
+    return "AttentionSpec.relative_bias is Swin's together with a causal alignment, a window, offsets or ALiBi, expected one "
+           "without these, since positions of an image have no order";
   if (pair({"Swin"}, {"score modification"}))
-    return "AttentionSpec.score_mod is given together with Swin's relative bias, expected one of the two";
+    return "AttentionSpec.score_mod is given together with Swin's relative bias, expected one of the two: the function may add "
+           "that bias";
   return nullptr;
 }
 
 // Keys a page, 0 without a block table.
 std::int64_t page_tokens_of(const std::vector<const Feature*>& chosen, Random& random) {
-  const bool in_pages =
-      std::any_of(chosen.begin(), chosen.end(), [](const Feature* f) { return has_name(*f, {"block table"}); });
-  return in_pages ? random.choice<std::int64_t>({1, 7, 16, 32}) : 0;
+  return has_feature(chosen, "block table") ? random.choice<std::int64_t>({1, 7, 16, 32}) : 0;
 }
 
 AttentionSpec spec_of(const std::vector<const Feature*>& chosen, std::int64_t page_tokens, Random& random) {
@@ -115,15 +130,35 @@ AttentionSpec spec_of(const std::vector<const Feature*>& chosen, std::int64_t pa
   return spec;
 }
 
-// The words that the plan refuses features with, or the run, which alone sees a block table; empty: neither does.
+// Which types keys and out are of, beside queries of the spec's dtype: a cache may hold integers, and with mixed types all go
+// their own ways.
+void draw_types(const std::vector<const Feature*>& chosen, Random& random, AttentionSpec* spec) {
+  if (has_feature(chosen, "mixed types")) {
+    const std::vector<DType> dtypes = attention_dtypes();
+    do {
+      spec->key_dtype = random.choice(dtypes);
+      spec->out_dtype = random.choice(dtypes);
+    } while (dtypes.size() > 1 && *spec->key_dtype == spec->dtype && *spec->out_dtype == spec->dtype);
+  }
+  if (has_feature(chosen, "cache") && dispatch::cache_dtypes().back() == DType::i8 && random.chance(0.25))
+    spec->key_dtype = DType::i8;
+}
+
+// The words that the plan refuses features with, or the run, which alone sees a block table or a cache; empty: neither does.
 std::string words_of_refusal(const std::vector<const Feature*>& chosen, Random& random) {
   try {
     const std::int64_t page_tokens = page_tokens_of(chosen, random);
     const AttentionSpec spec = spec_of(chosen, page_tokens, random);
     const AttentionPlan plan(spec, runtime_on(default_isa()));
-    if (page_tokens == 0) return "";
+    const bool in_cache = has_feature(chosen, "cache");
+    if (page_tokens == 0 && !in_cache) return "";
     const AttentionCase test = make_case(spec, random);
     AttentionInputs inputs = test.inputs();
+    if (in_cache) {
+      const KvCache cache(cache_layout(spec, CacheKind::paged, 16));
+      plan.run(cached_inputs(inputs, cache, {}));
+      return "";
+    }
     const Tensor table(DType::i32, {spec.batch, spec.key_length / page_tokens});
     fill(table, 0.0);
     inputs.block_table = table;
@@ -134,25 +169,48 @@ std::string words_of_refusal(const std::vector<const Feature*>& chosen, Random& 
   }
 }
 
-// NaN in keys and values that no row of their kv head sees, and in about two that some see.
+// NaN in keys and values that no row of their kv head sees, and in half of the cases in about two that some see; in some cases
+// infinities among them.
 void poison(const AttentionCase& test, Random& random) {
   const auto& shape = test.key.view().shape;
   const std::int64_t rows = test.query.view().shape[2], group = test.spec.heads / test.spec.kv_heads;
   const AttentionInputs inputs = test.inputs();
+  const bool is_seen = random.chance(0.5), is_infinite = random.chance(0.3);
+  const auto poisoned = [&] { return is_infinite && random.chance(0.7) ? random.choice({infinity, -infinity}) : not_a_number; };
   for (std::int64_t b = 0; b < shape[0]; ++b)
     for (std::int64_t g = 0; g < shape[1]; ++g)
       for (std::int64_t s = 0; s < shape[2]; ++s) {
         bool seen = false;
         for (std::int64_t row = 0; row < rows * group && !seen; ++row)
           seen = oracle::allowed(inputs, test.spec.mask, b, g * group + row % group, row / group, s);
-        if (seen && !random.chance(2.0 / static_cast<double>(shape[1] * shape[2]))) continue;
+        if (seen && !(is_seen && random.chance(2.0 / static_cast<double>(shape[1] * shape[2])))) continue;
         const bool in_key = !seen || random.chance(0.5), in_value = !seen || !in_key;
-        if (in_key) test.key.set({b, g, s, random.integer(0, test.spec.head_dim - 1)}, not_a_number);
-        if (in_value) test.value.set({b, g, s, random.integer(0, test.spec.value_dim - 1)}, not_a_number);
+        if (in_key) test.key.set({b, g, s, random.integer(0, test.spec.head_dim - 1)}, poisoned());
+        if (in_value) test.value.set({b, g, s, random.integer(0, test.spec.value_dim - 1)}, poisoned());
       }
 }
 
-// The weights of all rows on every instruction set.
+// Puts keys and values into a cache, of which a ring goes with what is causal from the last token and needs no first ones. What
+// integers stand for is what the oracle has.
+void put_in_cache(AttentionCase* test, Random& random) {
+  const Mask& mask = test->spec.mask;
+  const bool may_be_ring =
+      mask.causality == Causal::bottom_right && mask.window_kept == 0 && !mask.has_prefix && mask.block_queries == 0;
+  const CacheKind kind =
+      may_be_ring && random.chance(0.3) ? CacheKind::ring : random.choice({CacheKind::contiguous, CacheKind::paged});
+  const KvCacheSpec layout = cache_layout(test->spec, kind, random.choice<std::int64_t>({1, 7, 16, 128}));
+  const auto keys = std::make_shared<const CachedKeys>(*test, layout, random);
+  if (layout.dtype == DType::i8) keys->read_back(*test);
+  if (kind == CacheKind::ring) test->spec.key_length = keys->cache.plan_key_length();
+  test->cached = keys;
+}
+
+void ask_for_weights(const AttentionCase& test, const Runtime& runtime, const AttentionWeightsRequest& request) {
+  if (test.cached) return attention_weights(runtime, test.cached->inputs(test.inputs()), test.options(), request);
+  attention_weights(runtime, test.in_pages(test.inputs()), test.options(), request);
+}
+
+// The weights of all rows on every instruction set: f32 whatever query and keys are, and held to f32's bound.
 ::testing::AssertionResult weights_match(const AttentionCase& test, const std::string& where) {
   const oracle::AttentionResult expected = oracle::attention(test.inputs(), test.options(), true, test.score_function);
   const Tensor weights(
@@ -161,7 +219,7 @@ void poison(const AttentionCase& test, Random& random) {
   request.weights = weights;
   for (const Isa isa : isas_of(test.spec)) {
     fill(weights, not_a_number);
-    attention_weights(runtime_on(isa, 1), test.inputs(), test.options(), request);
+    ask_for_weights(test, runtime_on(isa, 1), request);
     const auto keys = static_cast<std::size_t>(std::max<std::int64_t>(expected.weights.shape[3], 1));
     for (std::size_t i = 0; i < expected.weights.values.size(); ++i) {
       const double right = expected.weights.values[i], weight = static_cast<double>(weights.f32()[i]);
@@ -176,14 +234,14 @@ void poison(const AttentionCase& test, Random& random) {
   return ::testing::AssertionSuccess();
 }
 
-// Weights of packed sequences do not go with a score modification, nor any with a block table.
+// Weights of packed sequences go neither with a score modification nor with keys in pages.
 ::testing::AssertionResult weights_are_refused(const AttentionCase& test, const char* words, const std::string& where) {
   const Tensor weights(DType::f32,
                        {test.query.view().shape[0], test.spec.heads, test.query.view().shape[2], test.key.view().shape[2]});
   AttentionWeightsRequest request;
   request.weights = weights;
   try {
-    attention_weights(runtime_on(default_isa()), test.in_pages(test.inputs()), test.options(), request);
+    ask_for_weights(test, runtime_on(default_isa()), request);
   } catch (const Error& error) {
     const bool told = std::string(error.what()).find(words) != std::string::npos;
     if (told && error.code() == ErrorCode::unsupported) return ::testing::AssertionSuccess();
@@ -203,7 +261,9 @@ std::string names_of(const std::vector<const Feature*>& chosen) {
   const std::int64_t page_tokens = page_tokens_of(chosen, random);
   AttentionSpec spec = spec_of(chosen, page_tokens, random);
   spec.dtype = dtype;
+  draw_types(chosen, random, &spec);
   AttentionCase test = make_case(spec, random);
+  if (spec.mask.has_bias) test.bias = converted(test.bias, bias_dtypes[seed / 16 % 3]);
   if (!spec.score_mod.empty()) test.score_function = score_at_place;
   std::string where = names_of(chosen) + ", seed " + std::to_string(seed);
   if (spec.has_alibi && random.chance(0.5)) {
@@ -211,13 +271,24 @@ std::string names_of(const std::vector<const Feature*>& chosen) {
     fill_normal(test.alibi_slopes, random, 0.2);
     where += ", slopes of items";
   }
+  const bool in_cache = has_feature(chosen, "cache");
+  // Weights over a cache are as wide as its longest sequence is long.
+  if (in_cache && !spec.mask.is_packed)
+    test.key_lengths.set({random.integer(0, spec.batch - 1)}, static_cast<double>(spec.key_length));
+  if (in_cache && spec.mask.is_packed && spec.mask.has_prefix) {  // at most the longest sequence's
+    double longest_length = 0;
+    for (std::int64_t b = 0; b < spec.batch; ++b) longest_length = std::max(longest_length, test.key_lengths({b}));
+    for (std::int64_t b = 0; b < spec.batch; ++b)
+      test.prefix_lengths.set({b}, std::min(test.prefix_lengths({b}), longest_length));
+  }
   poison(test, random);
+  if (in_cache) put_in_cache(&test, random);
   if (page_tokens > 0) test.pages = std::make_shared<const Pages>(test, page_tokens, 0, random.chance(0.5), random);
   if (auto result = run_everywhere(test, where); !result) return result;
-  if (dtype != DType::f32 || spec.precision != Precision::strict) return ::testing::AssertionSuccess();
-  if (test.pages) return weights_are_refused(test, "block_table is given", where);
   if (spec.mask.is_packed && !spec.score_mod.empty())
     return weights_are_refused(test, "the mask is packed and a score_mod is given", where);
+  if (spec.mask.is_packed && (in_cache || test.pages))
+    return weights_are_refused(test, "the mask is packed and keys lie in pages", where);
   return weights_match(test, where);
 }
 

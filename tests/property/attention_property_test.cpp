@@ -154,7 +154,7 @@ AttentionCase random_case(std::uint64_t seed) {
     fill(test.boolean_mask, [&] { return random.chance(keep) ? 1.0 : 0.0; });
   }
   if (spec.mask.has_bias) {
-    test.bias = Tensor(DType::f32, random_broadcast(spec, random));
+    test.bias = Tensor(random.choice({DType::f32, DType::bf16, DType::f16}), random_broadcast(spec, random));
     const double shut = random.choice({0.0, 0.1, 0.9});
     fill(test.bias, [&] { return random.chance(shut) ? -infinity : random.normal() * 3; });
   }

@@ -27,6 +27,28 @@ def test_every_part_of_a_mask():
     assert told["scale"] == 1.0
 
 
+def test_the_parts_of_the_mask_are_named():
+    absent = dict.fromkeys(["key_lengths", "query_lengths", "offsets", "packed", "prefix", "segments", "boolean", "bias"], False)
+    assert polyhead.explain(**SIZES)["mask"] == {"causal": None, "window": None, "blocks": None, **absent}
+    for part in absent:
+        causal = "top_left" if part == "prefix" else None
+        told = polyhead.explain(**SIZES, causal=causal, masks=[part])["mask"]
+        assert told == {"causal": causal, "window": None, "blocks": None, **absent, part: True}
+    streaming = dict(causal="bottom_right", window=(63, 0), sink_token_length=4, masks=["key_lengths"])
+    told = polyhead.explain(**SIZES, **streaming)["mask"]
+    assert (told["causal"], told["window"]) == ("bottom_right", {"left": 63, "right": 0, "kept": 4})
+    assert "mask         causal bottom_right, window (63, 0), kept 4, key_lengths\n" in polyhead.explain(**SIZES, **streaming, text=True)
+    assert polyhead.explain(**SIZES, block_size=(128, 64))["mask"]["blocks"] == {"queries": 128, "keys": 64}
+
+
+def test_keys_and_out_of_other_types():
+    told = polyhead.explain(**SIZES)
+    assert (told["dtype"], told["key_dtype"], told["out_dtype"]) == ("f32", "f32", "f32")
+    told = polyhead.explain(**SIZES, key_dtype="int8", out_dtype="bfloat16", masks=["key_lengths"])
+    assert (told["key_dtype"], told["out_dtype"]) == ("i8", "bf16")
+    assert told["dtype"] == "f32, keys and values i8, out bf16"
+
+
 def test_kept_keys_are_tiles_of_their_own():
     window = polyhead.explain(**SIZES, causal="bottom_right", window=(9, 0))["tiles"]
     kept = polyhead.explain(**SIZES, causal="bottom_right", window=(9, 0), sink_token_length=4)["tiles"]
@@ -55,6 +77,8 @@ def test_names_what_is_wrong():
         ({"causal": "yes"}, "causal: is 'yes', expected one of 'top_left', 'bottom_right', 'offset'"),
         ({"masks": ["lengths"]}, "masks: is 'lengths', expected one of 'key_lengths'"),
         ({"dtype": "float64"}, "dtype: is 'float64'"),
+        ({"key_dtype": "int4"}, "key_dtype: is 'int4', expected one of 'float32', 'float16', 'bfloat16', 'int8'"),
+        ({"out_dtype": "int8"}, "out_dtype: is 'int8', expected one of 'float32', 'float16', 'bfloat16'"),
         ({"kv_heads": 3}, "kv_heads is 3"),
         ({"masks": ["prefix"]}, "has_prefix is true"),
     ]:

@@ -1,5 +1,8 @@
 """float16 and bfloat16 operands: read in place, computed in float32, rounded once."""
 
+import subprocess
+import sys
+
 import numpy as np
 import polyhead
 import pytest
@@ -114,6 +117,49 @@ def test_types_may_not_be_mixed(generator, dtype):
 
 
 @every_type
+def test_attention_weights(generator, dtype):
+    """Weights are float32 and not rounded, whatever query and key are; the two may be of types of their own."""
+    query, key, _ = make(generator, dtype, rows=9, columns=20)
+    wide = query.astype(np.float32), key.astype(np.float32)
+    expected = polyhead.attention_weights(*wide, is_causal=True)
+    for given in [(query, key), (wide[0], key), (query, wide[1])]:
+        weights = polyhead.attention_weights(*given, is_causal=True)
+        assert weights.dtype == np.float32
+        np.testing.assert_allclose(weights, expected, atol=4e-6)
+        assert not np.triu(weights, 1).any()
+        np.testing.assert_allclose(weights.sum(-1, dtype=np.float64), 1, atol=1e-6)
+        some = polyhead.attention_weights(*given, is_causal=True, heads=[3], rows=[8, 0])
+        np.testing.assert_array_equal(some, weights[:, [3]][:, :, [8, 0]])
+        received = polyhead.attention_weights(*given, is_causal=True, received=True)
+        np.testing.assert_allclose(received, weights.sum(2), atol=1e-5)
+    with pytest.raises(TypeError, match="key: data type is float64, expected float32, float16 or bfloat16"):
+        polyhead.attention_weights(query, wide[1].astype(np.float64))
+
+
+@every_type
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_merge(generator, dtype, batch):
+    """What the merge of the same numbers in float32 rounds to."""
+    draw = lambda *shape: generator.standard_normal((*batch, *shape), np.float32)
+    parts = [(draw(4, 5, 16).astype(dtype), draw(4, 5)) for _ in range(2)]
+    wide = [(out.astype(np.float32), lse) for out, lse in parts]
+    sink = generator.standard_normal(4).astype(np.float32)
+    out, lse = polyhead.merge(*parts[0], *parts[1], sink=sink)
+    expected, expected_lse = polyhead.merge(*wide[0], *wide[1], sink=sink)
+    assert out.dtype == dtype and lse.dtype == np.float32
+    np.testing.assert_array_equal(out.view(np.uint16), expected.astype(dtype).view(np.uint16))
+    np.testing.assert_array_equal(lse, expected_lse)
+    own, own_lse = polyhead.merge(*parts[0], *parts[1], sink=sink, out=parts[1][0], lse=parts[1][1])
+    assert own is parts[1][0] and own.tobytes() == out.tobytes() and own_lse.tobytes() == lse.tobytes()
+    with pytest.raises(TypeError, match=f"out2: data type is float32, expected {dtype.name}, out1's"):
+        polyhead.merge(*parts[0], *wide[1])
+    with pytest.raises(TypeError, match=f"out: data type is float32, expected {dtype.name}, out1's"):
+        polyhead.merge(*parts[0], *parts[1], out=np.empty(out.shape, np.float32))
+    with pytest.raises(TypeError, match=f"lse1: data type is {dtype.name}, expected float32"):
+        polyhead.merge(parts[0][0], parts[0][1].astype(dtype), *parts[1])
+
+
+@every_type
 @pytest.mark.parametrize("operands", ["float32", "the same"])
 def test_numbers_of_heads_and_tables(generator, dtype, operands):
     """Slopes, sinks and tables of 16 bits are what they are in float32, whatever the operands are."""
@@ -172,12 +218,49 @@ def test_infinities(generator, dtype):
     assert np.isfinite(numbers(sdpa(query, key, value, enable_gqa=True, attn_mask=hidden[None]))).all()
 
 
-def test_bfloat16_masks(generator):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    query, key, value = make(generator, np.float32)
-    bias = generator.standard_normal((5, 7)).astype(ml_dtypes.bfloat16)
-    out = sdpa(query, key, value, bias, enable_gqa=True)
-    np.testing.assert_array_equal(out, sdpa(query, key, value, bias.astype(np.float32), enable_gqa=True))
+@every_type
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_masks_are_worth_their_numbers(generator, dtype, rows):
+    bias = (3 * generator.standard_normal((2, 1, rows, 70))).astype(dtype)
+    bias[..., 2] = -np.inf
+    hidden = bias.copy()
+    hidden[1, :, :, 60:] = np.nan
+    for operands in (make(generator, np.float32, rows, 70), make(generator, dtype, rows, 70)):
+        out = numbers(sdpa(*operands, bias, enable_gqa=True))
+        expected = reference.attention(*map(numbers, operands), numbers(bias))
+        reference.assert_close(out, expected, limit(dtype, *operands))
+        for mask in (bias, bias[..., ::-1], bias[:1, :, :1], bias[0, 0, 0], bias[..., 5:6], bias[:, :, ::-1, :]):
+            options = {"attn_mask": mask.astype(np.float32), "enable_gqa": True}
+            expected = sdpa(*operands, **options)
+            np.testing.assert_array_equal(numbers(sdpa(*operands, mask, enable_gqa=True)), numbers(expected))
+        out = sdpa(*operands, hidden, enable_gqa=True, key_lengths=[70, 60])
+        expected = sdpa(*operands, bias, enable_gqa=True, key_lengths=[70, 60])
+        np.testing.assert_array_equal(numbers(out), numbers(expected))
+    query, key, _ = make(generator, np.float32, rows, 70)
+    np.testing.assert_array_equal(
+        polyhead.attention_weights(query, key, bias), polyhead.attention_weights(query, key, bias.astype(np.float32))
+    )
+
+
+READS_A_MASK = """
+import resource, sys
+import ml_dtypes, numpy as np, polyhead
+query, key, value = np.random.default_rng(3).standard_normal((3, 1, 1, 8192, 16), np.float32)
+bias = np.full((8192, 8192), 0.5, np.float16 if sys.argv[1] == "float16" else ml_dtypes.bfloat16)  # 128 MB, and there
+attend = polyhead.scaled_dot_product_attention
+plain = attend(query, key, value, window_size=(3, 0))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+out = attend(query, key, value, bias, window_size=(3, 0))
+np.testing.assert_allclose(out, plain, rtol=0, atol=1e-5)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the most memory that a process has had is counted in kilobytes on Linux")
+@every_type
+def test_masks_are_read_in_place(dtype):
+    run = subprocess.run([sys.executable, "-c", READS_A_MASK, dtype.name], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 100_000, "a copy in float32 would be 256 MB"
 
 
 @every_type

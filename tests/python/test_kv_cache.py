@@ -68,6 +68,64 @@ def test_masks_and_score_changes(generator):
         reference.attention(query, key, value, bias, softcap=2.0, sink=np.float32([0.5, -1])),
         limit,
     )
+    half = bias.astype(np.float16)
+    np.testing.assert_array_equal(
+        cache.attention(query, attn_mask=half, is_causal=False),
+        cache.attention(query, attn_mask=half.astype(np.float32), is_causal=False),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_queries(generator, kind):
+    cache = polyhead.KvCache(**KINDS[kind], sequences=5, kv_heads=2, head_dim=16, value_dim=12)
+    key, value = draw(generator, 4, 2, 60, 16), draw(generator, 4, 2, 60, 12)
+    lengths, queries, sequences = [60, 9, 0, 33], [3, 9, 2, 1], [4, 0, 1, 2]
+    cache.append(key, value, sequences=sequences, lengths=lengths)
+    ends = np.concatenate([[0], np.cumsum(queries)])
+    query, slopes = draw(generator, 1, 4, 17, 16), 0.1 * draw(generator, 4, 4)  # two rows behind the last sequence
+    out, lse = cache.attention(query, sequences=sequences, cu_seqlens_q=ends, return_lse=True, alibi_slopes=slopes)
+    assert out.shape == (1, 4, 17, 12) and lse.shape == (1, 4, 17)
+    assert not out[:, :, 15:].any() and np.all(lse[:, :, 15:] == -np.inf)
+    for i, (length, rows) in enumerate(zip(lengths, queries)):
+        part = slice(ends[i], ends[i + 1])
+        parts = (array.swapaxes(0, 1) for array in (query[0, :, part], key[i, :, :length], value[i, :, :length]))
+        expected, expected_lse = flash(*parts, causal=True, slopes=slopes[i])
+        reference.assert_close(out[0, :, part], expected.swapaxes(0, 1), reference.tolerance(query, key, value))
+        np.testing.assert_allclose(lse[0, :, part], expected_lse, atol=1e-5)
+        if rows:
+            alone = cache.attention(query[:, :, part], sequences=[sequences[i]], alibi_slopes=slopes[i])
+            assert alone.tobytes() == out[:, :, part].tobytes()
+    causal = kind == "ring"  # which takes no other alignment
+    fewer = cache.attention(query, sequences=sequences, cu_seqlens_q=ends, query_lengths=[1, 0, 2, 0], is_causal=causal)
+    assert not fewer[:, :, 1:12].any() and fewer[:, :, :1].any()
+
+
+def test_prefixes_and_blocks(generator):
+    cache = polyhead.KvCache("paged", sequences=2, kv_heads=1, head_dim=8, page_tokens=4)
+    key, value, query = draw(generator, 2, 1, 30, 8), draw(generator, 2, 1, 30, 8), draw(generator, 2, 2, 5, 8)
+    cache.append(key, value, lengths=[30, 12])
+    rows, columns = np.arange(5)[:, None], np.arange(30)[None, :]
+    causal = np.stack([columns <= rows + 25, (columns <= rows + 7) & (columns < 12)])[:, None]
+    seen = causal | np.stack([columns < 28 + 0 * rows, columns < 10 + 0 * rows])[:, None]
+    limit = reference.tolerance(query, key, value)
+    reference.assert_close(cache.attention(query, prefix_lengths=[28, 10]), reference.attention(query, key, value, seen), limit)
+    blocks = generator.random((2, 2, 3, 4)) < 0.6
+    wide = blocks.repeat(2, 2).repeat(8, 3)[:, :, :5, :30]
+    reference.assert_close(
+        cache.attention(query, block_mask=blocks, block_size=(2, 8)), reference.attention(query, key, value, causal & wide), limit
+    )
+    for options, message in [
+        ({"cu_seqlens_q": [0, 5]}, "query: has a batch of 2, expected 1 with cu_seqlens_q"),
+        ({"query_lengths": [5, 6]}, r"query_lengths\[1\] is 6, expected 0 to 5"),
+        ({"prefix_lengths": [1, 1], "is_causal": False}, "has_prefix is true, expected false without a causal alignment"),
+        ({"block_mask": blocks}, "block_mask and block_size"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            cache.attention(query, **options)
+    ring = polyhead.KvCache("ring", sequences=2, kv_heads=1, head_dim=8, capacity=40, window=30)
+    ring.append(key, value)
+    with pytest.raises(ValueError, match="has_prefix is true, expected false over a ring"):
+        ring.attention(query, prefix_lengths=[1, 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -251,6 +309,42 @@ def test_rotation_of_halves(generator):
     np.testing.assert_array_equal(turned, exact.astype(np.float16))
     with pytest.raises(ValueError, match="dtype: is 'float64'"):
         polyhead.KvCache("contiguous", **rotary, dtype="float64")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", "int8"])
+def test_attention_weights(generator, kind, stored):
+    """Those over the numbers that the cache holds."""
+    cache = polyhead.KvCache(**KINDS[kind], sequences=3, kv_heads=2, head_dim=16, dtype=stored)
+    key = draw(generator, 2, 2, 40, 16)
+    cache.append(key, key, sequences=[2, 0], lengths=[40, 31])
+    query = draw(generator, 2, 4, 5, 16)
+    weights = cache.attention_weights(query, sequences=[2, 0])
+    assert weights.shape == (2, 4, 5, 40) and weights.dtype == np.float32
+    for b, (sequence, length) in enumerate([(2, 40), (0, 31)]):
+        held = cache.read(sequence)[0][None]
+        plain = polyhead.attention_weights(query[b : b + 1], held, causal="bottom_right")
+        np.testing.assert_allclose(weights[b, :, :, :length], plain[0], atol=4e-6)
+        assert not weights[b, :, :, length:].any()
+        assert not np.triu(weights[b], length - 5 + 1).any()
+    some = cache.attention_weights(query, sequences=[2, 0], heads=[3, 1], rows=[4, 0])
+    np.testing.assert_array_equal(some, weights[:, [3, 1]][:, :, [4, 0]])
+    received = cache.attention_weights(query, sequences=[2, 0], received=True)
+    np.testing.assert_allclose(received, weights.sum(2), atol=1e-5)
+    options = dict(window=7, softcap=2.0, sink=np.float32([0.5, -1, 2, -np.inf]), alibi_slopes=np.float32([0.1, 0.2, 0, -0.1]))
+    changed = cache.attention_weights(query[:1].astype(np.float16), sequences=[2], **options)
+    held = cache.read(2)[0][None]
+    del options["window"]
+    plain = polyhead.attention_weights(
+        query[:1].astype(np.float16), held, causal="bottom_right", window_size=(6, -1), **options
+    )
+    np.testing.assert_allclose(changed, plain, atol=4e-6)
+    with pytest.raises(ValueError, match=r"heads\[0\] is 4, expected 0 to 3"):
+        cache.attention_weights(query, sequences=[2, 0], heads=[4])
+    with pytest.raises(ValueError, match=r"sequences\[1\] is 3"):
+        cache.attention_weights(query, sequences=[2, 3])
+    with pytest.raises(ValueError, match="offsets: is given together with is_causal=True"):
+        cache.attention_weights(query, sequences=[2, 0], offsets=[0, 0])
 
 
 @pytest.mark.parametrize("rows", [1, 20])

@@ -48,6 +48,8 @@ def test_self_attention_with_every_mask(generator, heads, kv_heads, dim, value_d
         ({"causal": True}, {"is_causal": True}),
         ({"mask": boolean}, {"attn_mask": boolean}),
         ({"mask": bias}, {"attn_mask": bias}),
+        ({"mask": bias.astype(np.float16).astype(np.float64)}, {"attn_mask": bias.astype(np.float16)}),
+        ({"mask": bias}, {"attn_mask": bias.astype(np.float64)}),
         ({"lengths": lengths}, {"key_lengths": lengths}),
         ({"lengths": lengths, "causal": True}, {"key_lengths": lengths, "is_causal": True}),
     ]:

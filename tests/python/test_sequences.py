@@ -173,6 +173,70 @@ def test_flash_attn_varlen_func(generator, options, used):
     assert result is given and given.tobytes() == out.tobytes()
 
 
+def paged(generator, k, lengths, ends, page, dtype=np.int32):
+    """Pages [pages, page size, heads, dim] in any order with a table of them, for keys [total, heads, dim]; the rest is NaN."""
+    columns = max(-(-max(lengths) // page), 1)
+    table = generator.permutation(len(lengths) * columns).astype(dtype).reshape(len(lengths), columns)
+    pages = np.full((table.size, page, *k.shape[1:]), np.nan, k.dtype)
+    for i, length in enumerate(lengths):
+        for s in range(length):
+            pages[table[i, s // page], s % page] = k[ends[i] + s]
+        table[i, -(-length // page) :] = -7
+    return pages, table
+
+
+@pytest.mark.parametrize("options", FLASH)
+@pytest.mark.parametrize("page", [1, 16, 60])
+def test_flash_attn_varlen_func_over_pages(generator, options, page):
+    query_lengths, key_lengths = [1, 40, 0, 7, 3], [60, 40, 5, 2, 0]
+    q = generator.standard_normal((sum(query_lengths), 4, 16), np.float32)
+    k = generator.standard_normal((sum(key_lengths), 2, 16), np.float32)
+    v = generator.standard_normal((sum(key_lengths), 2, 16), np.float32)
+    ends = [np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32) for lengths in (query_lengths, key_lengths)]
+    state = generator.bit_generator.state
+    keys, table = paged(generator, k, key_lengths, ends[1], page)
+    generator.bit_generator.state = state
+    values, _ = paged(generator, v, key_lengths, ends[1], page)
+    call = lambda k, v, cu_seqlens_k, **extra: polyhead.flash_attn_varlen_func(
+        q, k, v, ends[0], cu_seqlens_k, 40, 60, return_attn_probs=True, **options_of(options), **extra
+    )
+    expected, expected_lse, _ = call(k, v, ends[1])
+    out, lse, _ = call(keys, values, ends[1], block_table=table)
+    assert out.tobytes() == expected.tobytes() and lse.tobytes() == expected_lse.tobytes()
+    for unset in (None, np.full(6, -9, np.int32)):  # beside seqused_k it is not looked at
+        out, _, _ = call(keys, values, unset, block_table=table.astype(np.int64), seqused_k=key_lengths)
+        assert out.tobytes() == expected.tobytes()
+    out, _, _ = call(keys, values, ends[1], block_table=table, seqused_q=[1, 33, 0, 7, 2], seqused_k=[44, 40, 0, 1, 0])
+    used, _, _ = call(k, v, ends[1], seqused_q=[1, 33, 0, 7, 2], seqused_k=[44, 40, 0, 1, 0])
+    assert out.tobytes() == used.tobytes()
+
+
+def test_flash_attn_over_pages_names_what_is_wrong(generator):
+    q, pages = generator.standard_normal((5, 4, 8), np.float32), generator.standard_normal((3, 2, 4, 8), np.float32)
+    call = lambda **changes: polyhead.flash_attn_varlen_func(
+        **{"q": q, "k": pages, "v": pages, "cu_seqlens_q": [0, 2, 5], "cu_seqlens_k": [0, 2, 5], "max_seqlen_q": 3, "max_seqlen_k": 9,
+           "block_table": [[0, 0], [2, 1]], **changes}
+    )
+    call()
+    for changes, message in [
+        ({"k": q}, r"k: is float32\[5, 4, 8\], expected \[pages, page size, heads, dim\] with block_table"),
+        ({"v": pages[:2]}, "v: the number of pages is 2, expected 3 as in k"),
+        ({"v": pages[:, :1]}, "v: the length is 1, expected 2"),
+        ({"block_table": [[0, 1]]}, r"block_table: is int64\[1, 2\], expected \[2, pages of a sequence\]"),
+        ({"block_table": [[0, 0], [2, 3]]}, r"block_table\[1, 1\] is 3, expected 0 to 2"),
+        ({"cu_seqlens_k": [0, 2, 7]}, "cu_seqlens_k: sequence 1 has 5 keys, expected at most 4, the room of its row of block_table"),
+        ({"cu_seqlens_k": None, "seqused_k": [2, 5]}, r"seqused_k\[1\]: is 5, expected 0 to 4"),
+        ({"seqused_k": [2, 3], "max_seqlen_k": 2}, "max_seqlen_k: is 2, expected at least 3, the longest of seqused_k"),
+        ({"k": pages.swapaxes(1, 3).copy().swapaxes(1, 3)}, "k: has a stride of 8 in its last dimension, expected 1 with block_table"),
+        ({"v": pages[:, ::2], "block_table": [[0], [2]]}, "v: the length is 1, expected 2"),
+        ({"v": np.repeat(pages, 2, axis=0)[::2]}, "v: the distance of pages, in elements, is 128, expected 64 as in k"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call(**changes)
+    with pytest.raises(TypeError, match="cu_seqlens_k: is None"):
+        call(cu_seqlens_k=None)
+
+
 def test_flash_attn_names_what_is_wrong(generator):
     q = generator.standard_normal((5, 4, 8), np.float32)
     call = lambda **changes: polyhead.flash_attn_varlen_func(
@@ -200,8 +264,6 @@ def test_flash_attn_names_what_is_wrong(generator):
             call(**changes)
     with pytest.raises(polyhead.UnsupportedError, match="dropout_p"):
         call(dropout_p=0.1)
-    with pytest.raises(polyhead.UnsupportedError, match="block_table"):
-        call(block_table=np.zeros((2, 1), np.int32))
     with pytest.raises(TypeError, match="sink: data type is float64, expected float32, float16 or bfloat16"):
         call(sink=np.zeros(4))
     with pytest.raises(TypeError, match="cu_seqlens_q: data type is float32"):

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "support/cached_keys.hpp"
 #include "support/pages.hpp"
 
 namespace polyhead::testing {
@@ -23,14 +24,15 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
     const AttentionPlan plan(test.spec, runtime);
     fill(test.out, not_a_number);
     fill(test.lse, not_a_number);
-    plan.run(test.in_pages(test.inputs_with_lse()));
-    if (auto result = attention_matches(expected, test.out, where, test.spec.precision); !result)
+    test.run(plan, test.inputs_with_lse());
+    const bool of_integers = test.spec.key_dtype == DType::i8;
+    if (auto result = attention_matches(expected, test.out, where, test.spec.precision, of_integers); !result)
       return result << "\n" << plan.explain();
-    if (auto result = lse_matches(expected, test.lse, where, test.spec.precision); !result)
+    if (auto result = lse_matches(expected, test.lse, where, test.spec.precision, of_integers); !result)
       return result << "\n" << plan.explain();
     const Tensor with_lse = test.out.clone();
     fill(test.out, not_a_number);
-    plan.run(test.in_pages(test.inputs()));
+    test.run(plan, test.inputs());
     if (!same_bits(with_lse, test.out))
       return ::testing::AssertionFailure() << where << ": asking for lse changes out: " << first_difference(with_lse, test.out);
     if (!test.out.surroundings_intact()) return ::testing::AssertionFailure() << where << ": memory around out was written to";
@@ -95,6 +97,14 @@ AttentionInputs AttentionCase::in_pages(AttentionInputs plain) const {
   return pages ? pages->inputs(plain) : plain;
 }
 
+void AttentionCase::run(const AttentionPlan& plan, const AttentionInputs& plain) const {
+  if (cached) {
+    plan.run(cached->inputs(plain));
+  } else {
+    plan.run(in_pages(plain));
+  }
+}
+
 AttentionOptions AttentionCase::options() const {
   AttentionOptions options;
   options.scale = spec.scale;
@@ -131,8 +141,17 @@ std::string AttentionCase::describe() const {
     text << " Swin " << relative.height << " x " << relative.width;
   }
   if (spec.dtype != DType::f32) text << ' ' << name(spec.dtype);
+  if (spec.key_dtype) text << " keys of " << name(*spec.key_dtype);
+  if (spec.out_dtype) text << " out of " << name(*spec.out_dtype);
+  if (spec.mask.has_bias && bias.view().dtype != DType::f32) text << " bias of " << name(bias.view().dtype);
   if (spec.precision != Precision::strict) text << ' ' << name(spec.precision);
   if (pages) text << " pages of " << pages->key.view().shape[2];
+  if (cached) {
+    const KvCacheSpec& layout = cached->cache.spec();
+    const char* const kinds[] = {"contiguous", "ring", "paged"};
+    text << " in a cache, " << kinds[static_cast<int>(layout.kind)];
+    if (layout.kind == CacheKind::paged) text << " by " << layout.page_tokens;
+  }
   for (const auto& [given, name, tensor] : {std::tuple(spec.mask.has_key_lengths, "key_lengths", &key_lengths),
                                             std::tuple(spec.mask.has_query_lengths, "query_lengths", &query_lengths),
                                             std::tuple(spec.mask.is_packed, "query ends", &cumulative_query_lengths),
@@ -155,6 +174,7 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
   if (test.spec.value_dim == 0) test.spec.value_dim = spec.head_dim;
   const std::int64_t B = spec.batch, H = spec.heads, G = test.spec.kv_heads, T = spec.query_length, S = spec.key_length;
   const std::int64_t D = spec.head_dim, E = test.spec.value_dim;
+  const DType stored = spec.key_dtype.value_or(spec.dtype), of_keys = stored == DType::i8 ? DType::f32 : stored;
   const bool packed = spec.mask.is_packed;
   std::vector<std::int64_t> query_limits(static_cast<std::size_t>(B), T), key_limits(static_cast<std::size_t>(B), S);
   const auto random_length = [&](std::int64_t most) {
@@ -176,9 +196,9 @@ AttentionCase make_case(const AttentionSpec& spec, Random& random) {
     test.cumulative_key_lengths = ends_of(key_limits, keys);
   }
   test.query = Tensor(spec.dtype, {batch, H, queries, D});
-  test.key = Tensor(spec.dtype, {batch, G, keys, D});
-  test.value = Tensor(spec.dtype, {batch, G, keys, E});
-  test.out = Tensor(spec.dtype, {batch, H, queries, E});
+  test.key = Tensor(of_keys, {batch, G, keys, D});
+  test.value = Tensor(of_keys, {batch, G, keys, E});
+  test.out = Tensor(spec.out_dtype.value_or(spec.dtype), {batch, H, queries, E});
   test.lse = Tensor(DType::f32, {batch, H, queries});
   fill_normal(test.query, random);
   fill_normal(test.key, random);
@@ -271,11 +291,11 @@ std::vector<Isa> isas_of(const AttentionSpec& spec) {
 
 Tensor run_fresh(const AttentionCase& test, const Runtime& runtime) {
   const AttentionPlan plan(test.spec, runtime);
-  AttentionInputs inputs = test.in_pages(test.inputs());
+  AttentionInputs inputs = test.inputs();
   const Tensor out = test.out.clone();
   fill(out, not_a_number);
   inputs.out = out;
-  plan.run(inputs);
+  test.run(plan, inputs);
   return out;
 }
 

@@ -21,11 +21,13 @@ namespace polyhead::testing {
 
 // Calls of malloc, calloc, realloc, aligned_alloc, memalign, posix_memalign (and so of operator new) since the program began.
 inline std::atomic<std::uint64_t> allocations{0};
+inline std::atomic<std::uint64_t> allocated_bytes{0};  // what they asked for, whether it has been given back since or not
 // Of these, the ones that will fail: while positive, counts down at each allocation of the calling thread, which fails at 1.
 inline thread_local int fail_allocation_in = 0;
 
-inline bool count_allocation() noexcept {
+inline bool count_allocation(std::size_t bytes) noexcept {
   allocations.fetch_add(1, std::memory_order_relaxed);
+  allocated_bytes.fetch_add(bytes, std::memory_order_relaxed);
   return fail_allocation_in == 0 || --fail_allocation_in != 0;
 }
 
@@ -45,22 +47,22 @@ void* __libc_realloc(void*, std::size_t);
 void* __libc_memalign(std::size_t, std::size_t);
 
 __attribute__((visibility("default"))) void* malloc(std::size_t bytes) {
-  return polyhead::testing::count_allocation() ? __libc_malloc(bytes) : nullptr;
+  return polyhead::testing::count_allocation(bytes) ? __libc_malloc(bytes) : nullptr;
 }
 __attribute__((visibility("default"))) void* calloc(std::size_t count, std::size_t bytes) {
-  return polyhead::testing::count_allocation() ? __libc_calloc(count, bytes) : nullptr;
+  return polyhead::testing::count_allocation(count * bytes) ? __libc_calloc(count, bytes) : nullptr;
 }
 __attribute__((visibility("default"))) void* realloc(void* memory, std::size_t bytes) {
-  return polyhead::testing::count_allocation() ? __libc_realloc(memory, bytes) : nullptr;
+  return polyhead::testing::count_allocation(bytes) ? __libc_realloc(memory, bytes) : nullptr;
 }
 __attribute__((visibility("default"))) void* aligned_alloc(std::size_t alignment, std::size_t bytes) {
-  return polyhead::testing::count_allocation() ? __libc_memalign(alignment, bytes) : nullptr;
+  return polyhead::testing::count_allocation(bytes) ? __libc_memalign(alignment, bytes) : nullptr;
 }
 __attribute__((visibility("default"))) void* memalign(std::size_t alignment, std::size_t bytes) {
-  return polyhead::testing::count_allocation() ? __libc_memalign(alignment, bytes) : nullptr;
+  return polyhead::testing::count_allocation(bytes) ? __libc_memalign(alignment, bytes) : nullptr;
 }
 __attribute__((visibility("default"))) int posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
-  *memory = polyhead::testing::count_allocation() ? __libc_memalign(alignment, bytes) : nullptr;
+  *memory = polyhead::testing::count_allocation(bytes) ? __libc_memalign(alignment, bytes) : nullptr;
   return *memory == nullptr ? ENOMEM : 0;
 }
 }

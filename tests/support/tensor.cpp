@@ -339,4 +339,10 @@ Tensor integers(DType dtype, const std::vector<std::int64_t>& values) {
   return tensor;
 }
 
+Tensor converted(const TensorView& from, DType dtype) {
+  const Tensor to(dtype, {from.shape.begin(), from.shape.begin() + from.rank});
+  copy(from, to);
+  return to;
+}
+
 }  // namespace polyhead::testing

@@ -107,5 +107,7 @@ class Tensor {
 };
 
 Tensor integers(DType dtype, const std::vector<std::int64_t>& values);  // [n]
+// The same numbers, row-major, each the nearest of `dtype`.
+Tensor converted(const TensorView& from, DType dtype);
 
 }  // namespace polyhead::testing

@@ -18,6 +18,13 @@ double missing_share(Precision precision) {
   return precision == Precision::fast ? 0x1p-15 : 0.0;
 }
 
+// The largest finite one.
+double largest_of(const oracle::Array& magnitudes) {
+  double largest = 0;
+  for (const double magnitude : magnitudes.values) largest = std::max(largest, std::isfinite(magnitude) ? magnitude : 0.0);
+  return largest;
+}
+
 std::atomic<double> worst_ratio{0};
 
 // Compares every element with bound(row, expected), row counting the vectors of the last dimension when rows is set and single
@@ -80,14 +87,16 @@ double attention_bound(DType dtype, double value_magnitude, double score_magnitu
 }
 
 ::testing::AssertionResult attention_matches(const oracle::AttentionResult& expected, const TensorView& out,
-                                             const std::string& what, Precision precision) {
+                                             const std::string& what, Precision precision, bool of_integers) {
   const auto width = static_cast<std::size_t>(expected.out.shape.back());
+  const double added =
+      !of_integers ? 0 : largest_of(expected.value_magnitude) * (5e-5 + 0x1p-16 * largest_of(expected.score_magnitude));
   double ratio = 0;
   auto result = compare(
       expected.out, out, what,
       [&](std::size_t i, double right) {
-        return attention_bound(out.dtype, expected.value_magnitude.values[i / width],
-                               expected.score_magnitude.values[i / width], right, precision);
+        return added + attention_bound(out.dtype, expected.value_magnitude.values[i / width],
+                                       expected.score_magnitude.values[i / width], right, precision);
       },
       &ratio);
   double seen = worst_ratio.load();
@@ -97,10 +106,12 @@ double attention_bound(DType dtype, double value_magnitude, double score_magnitu
 }
 
 ::testing::AssertionResult lse_matches(const oracle::AttentionResult& expected, const TensorView& lse, const std::string& what,
-                                       Precision precision) {
+                                       Precision precision, bool of_integers) {
+  const double added = of_integers ? 1e-5 + 0x1p-16 * largest_of(expected.score_magnitude) : 0;
+  const double relative = of_integers ? 1e-6 : 0x1p-23;
   return compare(expected.lse, lse, what + ", lse", [&](std::size_t i, double right) {
     const double missing = missing_share(precision);
-    return 2e-6 + (0x1p-21 + missing) * expected.score_magnitude.values[i] + 0x1p-23 * std::fabs(right);
+    return added + 2e-6 + (0x1p-21 + missing) * expected.score_magnitude.values[i] + relative * std::fabs(right);
   });
 }
 

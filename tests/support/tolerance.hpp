@@ -22,14 +22,19 @@ double attention_bound(DType dtype, double value_magnitude, double score_magnitu
 
 // Element by element. A NaN is right exactly where the oracle has one, an infinity where it has the same. The message holds
 // the number of wrong elements, the worst one (error over bound), its index, and `what`: the shape, the ISA, the seed.
+//
+// `of_integers`: against the numbers that a cache's integers stand for. max|v| * (5e-5 + 2^-16 * max|score|) is added, with the
+// maxima of all rows: f32's rounding of these numbers and of the sums that their means are taken out of, and queries and
+// weights that some kernels round to integers of 16 bits. To the lse's bound 1e-5 + 2^-16 * max|score| + 1e-6 * |lse|.
 ::testing::AssertionResult attention_matches(const oracle::AttentionResult& expected, const TensorView& out,
-                                             const std::string& what, Precision precision = Precision::strict);
+                                             const std::string& what, Precision precision = Precision::strict,
+                                             bool of_integers = false);
 
 // lse against the oracle's: 2e-6 + 2^-21 * the maximum above + 2^-23 |lse| (fast: 2^-15 * that maximum more). An error
 // that a row's scores share leaves out as it is, but moves lse; so its second term is twice as wide. -inf exactly where the row
 // is empty.
 ::testing::AssertionResult lse_matches(const oracle::AttentionResult& expected, const TensorView& lse, const std::string& what,
-                                       Precision precision = Precision::strict);
+                                       Precision precision = Precision::strict, bool of_integers = false);
 
 // Any array: |error| <= absolute + relative * |expected|.
 ::testing::AssertionResult array_matches(const oracle::Array& expected, const TensorView& actual, double absolute,

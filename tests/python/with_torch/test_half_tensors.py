@@ -82,6 +82,17 @@ def test_types_may_not_be_mixed(dtype):
 
 
 @every_type
+@pytest.mark.parametrize("rows", [1, 33])
+def test_masks(dtype, rows):
+    tensors = make(dtype, rows)
+    mask = torch.randn(2, 1, rows, 70).to(dtype)
+    mask[..., 5] = -torch.inf
+    for operands in (tensors, [tensor.float() for tensor in tensors]):
+        for turned in (mask, mask.flip(2), mask.transpose(2, 3).contiguous().transpose(2, 3), mask[..., :1].expand_as(mask)):
+            assert torch.equal(sdpa(*operands, attn_mask=turned), sdpa(*operands, attn_mask=turned.float()))
+
+
+@every_type
 def test_numbers_of_heads_and_tables(dtype):
     query, key, value = make(dtype)
     for shape, option in [
