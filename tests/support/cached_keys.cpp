@@ -2,17 +2,17 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
 #include <vector>
 
 namespace polyhead::testing {
 
 namespace {
 
-// Where the keys of batch item or packed sequence b begin: the item, and the first key in it.
-std::pair<std::int64_t, std::int64_t> place_of(const AttentionCase& test, std::int64_t b) {
-  if (!test.spec.mask.is_packed) return {b, 0};
-  return {0, static_cast<std::int64_t>(test.cumulative_key_lengths({b}))};
+// Tokens [first, end) of batch item or packed sequence b: [1, kv_heads, tokens, dim].
+TensorView tokens_of(const AttentionCase& test, const TensorView& from, std::int64_t b, std::int64_t first, std::int64_t end) {
+  if (!test.spec.mask.is_packed) return slice(slice(from, 0, b, b + 1), 2, first, end);
+  const auto begin = static_cast<std::int64_t>(test.cumulative_key_lengths({b}));
+  return slice(from, 2, begin + first, begin + end);
 }
 
 }  // namespace
@@ -84,11 +84,7 @@ CachedKeys::CachedKeys(const AttentionCase& test, const KvCacheSpec& layout, Ran
       longest_ = std::max(longest_, length);
       if (at == length) continue;
       const std::int64_t end = std::min(length, at + random.integer(1, 60));
-      const auto [item, begin] = place_of(test, b);
-      const auto tokens_of = [&, item = item, begin = begin](const TensorView& from) {
-        return slice(slice(from, 0, item, item + 1), 2, begin + at, begin + end);
-      };
-      append(2 * b + 1, tokens_of(test.key), tokens_of(test.value));
+      append(2 * b + 1, tokens_of(test, test.key, b, at, end), tokens_of(test, test.value, b, at, end));
       at = end;
       more = more || at < length;
       if (cache.length(2 * b) == 0) append_nobodys(2 * b, random.integer(1, std::max<std::int64_t>(length, 1)));
@@ -109,11 +105,8 @@ void CachedKeys::read_back(const AttentionCase& test) const {
   for (std::int64_t b = 0; b < test.spec.batch; ++b) {
     const std::int64_t length = cache.length(2 * b + 1);
     if (length == 0) continue;
-    const auto [item, begin] = place_of(test, b);
-    const auto tokens_of = [&, item = item, begin = begin](const TensorView& from) {
-      return slice(select(from, item), 1, begin, begin + length);
-    };
-    cache.read(2 * b + 1, 0, tokens_of(test.key), tokens_of(test.value));
+    cache.read(2 * b + 1, 0, select(tokens_of(test, test.key, b, 0, length), 0),
+               select(tokens_of(test, test.value, b, 0, length), 0));
   }
 }
 
