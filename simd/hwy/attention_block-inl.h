@@ -9,6 +9,7 @@
 #include "simd/hwy/exp2-inl.h"
 #include "simd/hwy/key_block-inl.h"
 #include "simd/hwy/row_map-inl.h"
+#include "simd/hwy/row_values-inl.h"
 #include "simd/hwy/score_change-inl.h"
 #include "simd/hwy/scratch.h"
 #include "simd/hwy/total-inl.h"
@@ -28,7 +29,8 @@ struct RowBlock {
   std::int64_t first_row;
   std::int64_t t_first, t_last;
   size_t rows, width;
-  bool started;  // sums and denominator hold something
+  bool started;          // sums and denominator hold something
+  RowValues row_values;  // with keys: the value step is still to be done, and sums hold nothing
 
   // What FoldSums has put away, unless `folded` is false.
   bool folded = false;
@@ -70,6 +72,7 @@ static void PlaceRows(const AttentionF32Args& args, RowBlock& block) {
 static void ForgetKeys(RowBlock& block) {
   const FloatTag df;
   block.started = block.folded = false;
+  block.row_values.keys = 0;
   for (size_t j = 0; j < block.width; j += hn::Lanes(df)) hn::Store(hn::Set(df, kLowestFloat), df, block.shift + j);
 }
 
@@ -116,6 +119,15 @@ static HWY_NOINLINE void UnfoldSums(RowBlock& block, size_t value_dim) {
   block.folded = false;
 }
 
+template <class Out>
+HWY_INLINE bool WriteRows(const RowBlock& block, const float* factor, size_t value_dim, const RowMap<Out>& out,
+                          std::int64_t first) {
+  if constexpr (kHasRowValues) {
+    if (block.row_values.keys > 0) return WriteRowValues(block.row_values, factor, block.rows, value_dim, out, first);
+  }
+  return LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, first);
+}
+
 // Writes the block's results and returns true when there is a NaN among the sums. Keys are elements of T.
 template <class T>
 static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* factor) {
@@ -134,8 +146,7 @@ static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* fa
   if (args.partial) {
     const std::int64_t row_floats = args.value_dim + 2;
     const RowMap<float> rows = {args.partial, row_floats * static_cast<std::ptrdiff_t>(sizeof(float)), 0, 1};
-    const bool nan =
-        LanesToRows(block.sums, block.width, factor, block.rows, value_dim, rows, block.first_row - args.row_begin);
+    const bool nan = WriteRows(block, factor, value_dim, rows, block.first_row - args.row_begin);
     for (size_t lane = 0; lane < block.rows; ++lane) {
       float* row = rows.At(block.first_row - args.row_begin + static_cast<std::int64_t>(lane));
       row[value_dim] = block.shift[lane];
@@ -155,7 +166,7 @@ static bool FinishBlock(const AttentionF32Args& args, RowBlock& block, float* fa
   WithElement(element_beside<T>(args.out_element), [&](auto element) HWY_ATTR {
     using Out = decltype(element);
     const RowMap<Out> out = {static_cast<Out*>(args.out), args.out_stride, args.out_head_stride, args.group};
-    nan = LanesToRows(block.sums, block.width, factor, block.rows, value_dim, out, block.first_row);
+    nan = WriteRows(block, factor, value_dim, out, block.first_row);
   });
   if (args.lse) {
     const RowMap<float> lse = {args.lse, args.lse_stride, args.lse_head_stride, args.group};

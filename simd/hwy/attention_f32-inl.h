@@ -44,6 +44,7 @@ namespace {
 
 constexpr size_t kKeyBlock = 128;
 constexpr size_t kQueryBlocks = 4;
+constexpr size_t kMostKeysOfWideRows = 32;         // rows of more than one vector are left to WriteRowValues up to so many keys
 constexpr std::int64_t kCachedBytes = 256 * 1024;  // K and V up to this size stay in the second-level cache from pass to pass
 
 // P = 2^(S - m) in place for keys [begin, end); sum = their sum a row, in groups of four keys counted from the block's start
@@ -194,6 +195,7 @@ struct Tile {
   float factor;           // of pairs: what scores have to be multiplied by
   const TileMask* mask;   // nullptr: every row sees every key, with the score as it is
   bool selects;           // V holds non-finite values, which must not reach rows that exclude their keys
+  bool is_only;           // no other tile comes before the block is written
   Prefetch<T>* prefetch;  // nullptr: nothing to fetch
   float* scores;          // [kKeyBlock][width]
   float* statistics;      // 3 * width floats: new maximum, sum, alpha
@@ -415,6 +417,13 @@ static HWY_NOINLINE void ComputeTile(RowBlock& block, const Tile<T>& tile) {
                                                block.sums);
     }
   }
+  if constexpr (kHasRowValues && kNumbersAWord<T> == 1) {
+    const bool few = kVectors == 1 || (tile.end - tile.begin <= kMostKeysOfWideRows && stairs.start[1] == tile.end);
+    if (tile.is_only && few && tile.value_dim % lanes == 0) {
+      block.row_values = {weights, value, tile.value_stride, width, tile.end - tile.begin};
+      return;
+    }
+  }
   FetchWalk* const walk = tile.prefetch ? &tile.prefetch->keys : nullptr;
   const bool climbs = kClimbsStairs && stairs.start[1] < tile.end;
   float* const chain = climbs && mode != ValueMode::overwrite ? tile.chain : block.sums;
@@ -570,6 +579,7 @@ class AttentionRun {
   // The keys of `count` row blocks. Only key blocks that one of them can see are visited.
   void Keys(RowBlock* blocks, size_t count) {
     const std::int64_t t_first = blocks[0].t_first, t_last = blocks[count - 1].t_last;
+    one_block_ = count == 1;
     const std::int64_t block = static_cast<std::int64_t>(kKeyBlock);
     static_assert(kFoldKeys % static_cast<std::int64_t>(kKeyBlock) == 0, "folds lie between blocks");
     std::int64_t fold = 0;
@@ -636,10 +646,11 @@ class AttentionRun {
       tile.key_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.head_steps) * sizeof(float));
       tile.value_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.value_dim) * sizeof(float));
     }
-    if (first && fetch_) {
-      constexpr std::int64_t kBlock = kKeyBlock;
-      SetBlockToFetch(NextSeenBlock(args_, block.t_first, key + kBlock, kBlock), prefetch);
-    }
+    constexpr std::int64_t kBlock = kKeyBlock;
+    const std::int64_t next = NextSeenBlock(args_, block.t_first, key + kBlock, kBlock);
+    tile.is_only =
+        one_block_ && !block.started && !block.folded && next >= HWY_MIN(args_.key_end, block.t_last + args_.visible_end);
+    if (first && fetch_) SetBlockToFetch(next, prefetch);
     const bool fetches_rows = fetches_rows_ && !block.started && !block.folded;
     tile.prefetch = (first && fetch_) || fetches_rows ? &prefetch : nullptr;
     if (fetches_rows) SetRowsToFetch(block, prefetch);
@@ -745,6 +756,7 @@ class AttentionRun {
   bool fetch_ = true;
   bool fetches_rows_ = false;  // a single block's rows are as soon there without
   bool looks_at_values_ = false;
+  bool one_block_ = false;  // in this pass through the keys
   float factor_ = 1.0f;
   std::int64_t rows_ahead_ = 0;
   std::int64_t seen_begin_ = 0, seen_end_ = 0;  // keys of the key block at hand that some row of the pass can see

@@ -308,12 +308,16 @@ static HWY_NOINLINE void ScoreTile(const float* HWY_RESTRICT key, std::ptrdiff_t
     ++d;
   });
   POLYHEAD_UNROLL for (int j = 0; j < kVectors; ++j) {
-    Floats m = hn::Load(df, max + j * kFloatLanes);
+    // The maximum in several chains, since one over all rows is as long as many of their multiply-adds.
+    constexpr int kChains = kVectors == 1 && kRows >= 8 ? 4 : 1;
+    Floats m[kChains];
+    POLYHEAD_UNROLL for (int i = 0; i < kChains; ++i) m[i] = hn::Load(df, max + j * kFloatLanes);
     POLYHEAD_UNROLL for (int i = 0; i < kRows; ++i) {
-      m = MaxDroppingNaN(df, sum[i][j], m);
+      m[i % kChains] = MaxDroppingNaN(df, sum[i][j], m[i % kChains]);
       hn::Store(sum[i][j], df, scores + i * width + j * kFloatLanes);
     }
-    hn::Store(m, df, max + j * kFloatLanes);
+    POLYHEAD_UNROLL for (int i = 1; i < kChains; ++i) m[0] = hn::Max(m[0], m[i]);
+    hn::Store(m[0], df, max + j * kFloatLanes);
   }
 }
 
