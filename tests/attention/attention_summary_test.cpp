@@ -358,9 +358,11 @@ TEST_P(SummaryTest, IsSharedOutAndCancelled) {
   fill_pattern(test.boolean_mask, patterns()[4]);
   FlaggingPool pool;
   RuntimeOptions options;
-  options.executor.context = &pool;
-  options.executor.parallel_for = FlaggingPool::parallel_for;
-  options.executor.concurrency = 2;
+  Executor executor;
+  executor.context = &pool;
+  executor.parallel_for = FlaggingPool::parallel_for;
+  executor.concurrency = 2;
+  options.executor = executor;
   options.isa = isa();
   const Runtime own(options);
   const AttentionPlan plan(test.spec, own);
