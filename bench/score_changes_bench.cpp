@@ -19,7 +19,9 @@ namespace {
 constexpr std::int64_t heads = 8, dim = 64, length = 1024, side = 32;  // an image of side x side
 constexpr float cap = 3.0f;
 
-enum class Change { none, bias, boolean, alibi, softcap, t5, swin };
+// boolean: seven in ten pairs, thrown about. shown: all of them, half: the first half of the keys, padding: the same by one
+// row.
+enum class Change { none, bias, boolean, shown, half, padding, alibi, softcap, t5, swin };
 
 struct Changed {
   const char* name;
@@ -99,7 +101,11 @@ class ChangeCase final : public BenchCase {
       bench::evict(array->data(), array->size() * sizeof(float));
     bench::evict(allowed_.data(), allowed_.size());
   }
-  double flops() const override { return 4.0 * static_cast<double>(heads * length * length * dim); }
+  // Of all pairs, but where half of the keys are padding.
+  double flops() const override {
+    const bool halved = changed_.change == Change::half || changed_.change == Change::padding;
+    return (halved ? 2.0 : 4.0) * static_cast<double>(heads * length * length * dim);
+  }
   double bytes() const override {
     return 16.0 * static_cast<double>(out_.size()) + 4.0 * static_cast<double>(table_.size()) +
            static_cast<double>(allowed_.size());
@@ -122,6 +128,16 @@ class ChangeCase final : public BenchCase {
           allowed_.push_back((i * 0x9E3779B97F4A7C15u >> 40) % 10 < 7 ? 1 : 0);
         inputs_.boolean_mask = TensorView(allowed_.data(), DType::u8, {1, 1, length, length});
         break;
+      case Change::shown:
+      case Change::half:
+      case Change::padding: {
+        const std::int64_t rows = changed_.change == Change::padding ? 1 : length;
+        spec.mask = Mask::boolean();
+        for (std::int64_t i = 0; i < rows * length; ++i)
+          allowed_.push_back(changed_.change == Change::shown || i % length < length / 2 ? 1 : 0);
+        inputs_.boolean_mask = TensorView(allowed_.data(), DType::u8, {1, 1, rows, length});
+        break;
+      }
       case Change::alibi:
         spec.has_alibi = true;
         inputs_.alibi_slopes = TensorView::of(slopes_, {heads});
@@ -147,7 +163,11 @@ class ChangeCase final : public BenchCase {
       case Change::bias:
         return added((h * length + t) * length + s);
       case Change::boolean:
+      case Change::shown:
+      case Change::half:
         return allowed_[static_cast<std::size_t>(t * length + s)] ? score : -std::numeric_limits<double>::infinity();
+      case Change::padding:
+        return allowed_[static_cast<std::size_t>(s)] ? score : -std::numeric_limits<double>::infinity();
       case Change::alibi:
         return score - static_cast<double>(slopes_[h]) * std::fabs(static_cast<double>(t - s));
       case Change::softcap:
@@ -185,6 +205,9 @@ constexpr Changed changed_cases[] = {
     {"masks/plain-1024", Change::none},
     {"masks/bias-1024", Change::bias},
     {"masks/boolean-1024", Change::boolean},
+    {"masks/boolean-shown-1024", Change::shown},
+    {"masks/boolean-half-1024", Change::half},
+    {"masks/padding-1024", Change::padding},
     {"masks/alibi-1024", Change::alibi},
     {"masks/softcap-1024", Change::softcap},
     {"masks/t5-1024", Change::t5},

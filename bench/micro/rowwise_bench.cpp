@@ -1,12 +1,16 @@
-// Layer norm and activations of every instruction set that the machine has: GB/s read and written, results checked first.
+// Layer norm, activations and masks' marks of every instruction set that the machine has: GB/s read and written, results
+// checked first.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "dispatch/kernel_table.hpp"
 #include "polyhead/runtime.hpp"
+#include "simd/contract/attention.hpp"
 #include "support/aligned_array.hpp"
 #include "support/check.hpp"
 
@@ -45,6 +49,38 @@ void layer_norm(benchmark::State& state, const simd::LayerNormKernel& kernel, st
     benchmark::ClobberMemory();
   }
   finish(state, rows * dim);
+}
+
+// All visible, or one byte in three hidden.
+void mark_mask(benchmark::State& state, const simd::MaskMarksKernel& kernel, bool mixed) {
+  constexpr std::int64_t queries = 1024, keys = 1024, rows = queries / simd::AttentionArgs::queries_per_mark;
+  constexpr std::int64_t columns = keys / simd::AttentionArgs::keys_per_mark;
+  std::vector<std::uint8_t> mask(queries * keys, 1), marks(rows * columns);
+  for (std::size_t i = 0; mixed && i < mask.size(); i += 3) mask[i] = 0;
+  const auto run = [&] {
+    std::fill(marks.begin(), marks.end(), simd::keys_all);
+    simd::MaskMarksArgs args;
+    args.mask = mask.data();
+    args.stride = keys;
+    args.key_stride = 1;
+    args.key_end = keys;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      args.query_begin = row * simd::AttentionArgs::queries_per_mark;
+      args.query_end = args.query_begin + simd::AttentionArgs::queries_per_mark;
+      args.marks = marks.data() + row * columns;
+      kernel.run(args);
+    }
+  };
+  run();
+  const int right = mixed ? simd::keys_seen : simd::keys_seen | simd::keys_all;
+  if (std::any_of(marks.begin(), marks.end(), [right](std::uint8_t mark) { return mark != right; })) {
+    return state.SkipWithError("wrong result: a mark is not what its bytes are");
+  }
+  for (auto _ : state) {
+    run();
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(state.iterations() * queries * keys);
 }
 
 void activate(benchmark::State& state, const simd::ActivationKernel& kernel, simd::Activation activation) {
@@ -91,6 +127,11 @@ const bool registered = [] {
     add("relu", simd::Activation::relu);
     add("gelu_erf", simd::Activation::gelu_erf);
     add("gelu_tanh", simd::Activation::gelu_tanh);
+    const simd::MaskMarksKernel* const marks = table.mask_marks;
+    for (const bool mixed : {false, true}) {
+      benchmark::RegisterBenchmark((std::string(mixed ? "mask_marks_mixed" : "mask_marks") + "/1024x1024/" + target).c_str(),
+                                   [marks, mixed](benchmark::State& state) { mark_mask(state, *marks, mixed); });
+    }
   }
   return true;
 }();

@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "simd/contract/element.hpp"
+#include "simd/contract/mask_marks.hpp"
 
 namespace polyhead::simd {
 
@@ -79,10 +80,13 @@ struct AttentionArgs {
   std::ptrdiff_t mask_stride = 0;
   std::ptrdiff_t mask_head_stride = 0;
   std::ptrdiff_t mask_key_stride = 0;
-  // Beside a boolean mask, or null: a byte for every keys_per_mark keys, counted from key 0; 0 promises that the mask excludes
-  // all of them for every row of the call, so that they need not be looked at. A hint: results are the same without.
-  static constexpr std::int64_t keys_per_mark = 64;
+  // Beside a boolean mask, or null: a mark (mask_marks.hpp) for every queries_per_mark queries, counted from query 0, with all
+  // their heads, x keys_per_mark keys, counted from key 0, at + t / queries_per_mark * mark_stride + s / keys_per_mark. It
+  // promises what the mask does to those of them that the limits above leave: without keys_seen that it excludes all, so that
+  // they need not be looked at, with keys_all that it excludes none. A hint: results are the same without.
+  static constexpr std::int64_t queries_per_mark = 8, keys_per_mark = 64;
   const std::uint8_t* key_marks = nullptr;
+  std::ptrdiff_t mark_stride = 0;  // in bytes; 0: marks that serve all queries
   // Likewise, of f32, bf16 or f16 whatever the other operands are; added after scaling. A number counts as what it is in f32,
   // as query's do: -inf excludes, any finite value is arithmetic, the largest of a type included.
   Element bias_element = Element::f32;

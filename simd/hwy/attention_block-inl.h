@@ -264,9 +264,24 @@ class MaskReader {
         bias_(HowItVaries(args.bias, args.bias_stride, args.bias_head_stride, args.group)),
         softcap_(args.softcap, UnitOfScores(args)) {}
 
-  // Of the key block [key, end), before its tiles. False: its keys are excluded for every row.
-  bool ReadKeys(std::int64_t key, std::int64_t end, const MaskTables& tables) {
-    if (args_.key_marks && !AnyMark(args_.key_marks, key, end)) return false;
+  // Whether queries [t_first, t_last] may see one of the keys [key, end), for all that is known without reading masks.
+  bool MaySee(std::int64_t t_first, std::int64_t t_last, std::int64_t key, std::int64_t end) const {
+    return !args_.key_marks || (MarksOfRows(args_, t_first, t_last).Of(key, end) & keys_seen) != 0;
+  }
+
+  // Whether keys of the block last read may be hidden from all rows of a tile, as marks tell.
+  bool MarksHide() const { return args_.key_marks && keys_allowed_ != Allowed::all; }
+
+  // Of the key block [key, end), before its tiles, which are of queries [t_first, t_last]. False: its keys are excluded for
+  // every row.
+  bool ReadKeys(std::int64_t t_first, std::int64_t t_last, std::int64_t key, std::int64_t end, const MaskTables& tables) {
+    keys_allowed_ = Allowed::all;
+    if (args_.key_marks) {
+      const std::uint8_t mark = MarksOfRows(args_, t_first, t_last).Of(key, end);
+      if (!(mark & keys_seen)) return false;
+      if (mark & keys_all) return true;
+      keys_allowed_ = Allowed::some;
+    }
     if (boolean_ != Varies::keys) return true;
     keys_allowed_ = ReadKeyMask(Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride),
                                 args_.mask_key_stride, static_cast<size_t>(end - key), tables.excluded_keys);
@@ -290,10 +305,19 @@ class MaskReader {
       mask.first_end = ClampLimit(block.t_first + args_.visible_end - key);
       mask.query_offset = block.query_offset;
     }
+    const std::int64_t first = key + static_cast<std::int64_t>(begin), last = key + static_cast<std::int64_t>(end);
+    bool reads_rows = boolean_ == Varies::rows;
+    if (reads_rows && MarksHide()) {
+      const std::uint8_t mark = MarksOfRows(args_, block.t_first, block.t_last).Of(first, last);
+      if (!(mark & keys_seen)) return false;
+      reads_rows = !(mark & keys_all);
+    } else if (args_.key_marks) {
+      reads_rows = false;
+    }
     if (boolean_ == Varies::keys && keys_allowed_ == Allowed::some) {
       mask.boolean = Varies::keys;
       mask.excluded_keys = tables.excluded_keys;
-    } else if (boolean_ == Varies::rows) {
+    } else if (reads_rows) {
       const RowMap<const std::uint8_t> rows = {
           Offset(args_.boolean_mask, static_cast<std::ptrdiff_t>(key) * args_.mask_key_stride), args_.mask_stride,
           args_.mask_head_stride, args_.group};

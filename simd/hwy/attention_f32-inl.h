@@ -579,6 +579,7 @@ class AttentionRun {
   // The keys of `count` row blocks. Only key blocks that one of them can see are visited.
   void Keys(RowBlock* blocks, size_t count) {
     const std::int64_t t_first = blocks[0].t_first, t_last = blocks[count - 1].t_last;
+    last_query_ = t_last;
     one_block_ = count == 1;
     const std::int64_t block = static_cast<std::int64_t>(kKeyBlock);
     static_assert(kFoldKeys % static_cast<std::int64_t>(kKeyBlock) == 0, "folds lie between blocks");
@@ -593,7 +594,7 @@ class AttentionRun {
         }
       }
       const std::int64_t end = HWY_MIN(key + block, args_.key_end);
-      if (!mask_.ReadKeys(key, end, space_.mask)) continue;
+      if (!mask_.ReadKeys(t_first, t_last, key, end, space_.mask)) continue;
       if constexpr (!kReadsInPlace<T>) SeenInBlock(t_first, t_last, key, end, seen_begin_, seen_end_);
       bool first = true;
       for (size_t i = 0; i < count; ++i) {
@@ -609,7 +610,7 @@ class AttentionRun {
     const SeenKeys seen = SeenOf(args_, t_first, t_last, key, end);
     seen_begin = (seen.begin - key) & ~std::int64_t{3};
     seen_end = seen.end - key;
-    if (args_.key_marks) NarrowToMarks(args_.key_marks, key, seen_begin, seen_end);
+    if (mask_.MarksHide()) MarksOfRows(args_, t_first, t_last).Narrow(key, seen_begin, seen_end);
   }
 
   bool OneTile(RowBlock& block, std::int64_t key, std::int64_t end, bool first) {
@@ -646,8 +647,7 @@ class AttentionRun {
       tile.key_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.head_steps) * sizeof(float));
       tile.value_stride = static_cast<std::ptrdiff_t>(WidenedPitch(tile.value_dim) * sizeof(float));
     }
-    constexpr std::int64_t kBlock = kKeyBlock;
-    const std::int64_t next = NextSeenBlock(args_, block.t_first, key + kBlock, kBlock);
+    const std::int64_t next = BlockAfter(block.t_first, key);
     tile.is_only =
         one_block_ && !block.started && !block.folded && next >= HWY_MIN(args_.key_end, block.t_last + args_.visible_end);
     if (first && fetch_) SetBlockToFetch(next, prefetch);
@@ -661,6 +661,17 @@ class AttentionRun {
     tile.chain = space_.chain;
     ComputeTileOfWidth<Shape>(block, tile);
     return true;
+  }
+
+  // The key block after the one that begins at `key` that this pass comes to, seen from its first row block.
+  std::int64_t BlockAfter(std::int64_t t_first, std::int64_t key) const {
+    constexpr std::int64_t kBlock = kKeyBlock;
+    key = NextSeenBlock(args_, t_first, key + kBlock, kBlock);
+    while (HWY_UNLIKELY(args_.key_marks != nullptr) && key < args_.key_end &&
+           !mask_.MaySee(t_first, last_query_, key, HWY_MIN(key + kBlock, args_.key_end))) {
+      key = NextSeenBlock(args_, t_first, key + kBlock, kBlock);
+    }
+    return key;
   }
 
   // The memory that a block's end and its successor's start will touch, asked for in the block's first tile.
@@ -759,6 +770,7 @@ class AttentionRun {
   bool one_block_ = false;  // in this pass through the keys
   float factor_ = 1.0f;
   std::int64_t rows_ahead_ = 0;
+  std::int64_t last_query_ = 0;                 // of the pass at hand
   std::int64_t seen_begin_ = 0, seen_end_ = 0;  // keys of the key block at hand that some row of the pass can see
   Workspace space_;
 };

@@ -338,16 +338,32 @@ class DecodeRun {
                                  HWY_MIN(key_end, first_key + static_cast<std::int64_t>(kBlock)));
     if (seen.begin >= seen.end) return;
     const size_t first_of_block = static_cast<size_t>(seen.begin - first_key), end = static_cast<size_t>(seen.end - first_key);
-    const std::uint8_t* marks = args.key_marks ? args.key_marks + first_key / AttentionF32Args::keys_per_mark : nullptr;
-    if (marks && !AnyMark(marks, 0, static_cast<std::int64_t>(end))) return;
+    bool marks_hide = false;  // all of what some mark stands for
+    std::uint8_t marks[kDecodeKeyBlock / kStreamKeys];
+    boolean_shows_all_ = false;
+    if (args.key_marks) {
+      const MarksOfRows of_rows(args, query_of_row_[0], query_of_row_[rows_ - 1]);
+      std::uint8_t any = 0, all = keys_all;
+      for (size_t i = first_of_block / kStreamKeys; i * kStreamKeys < end; ++i) {
+        marks[i] = of_rows.At(first_key / AttentionF32Args::keys_per_mark + static_cast<std::int64_t>(i));
+        any |= marks[i];
+        all &= marks[i];
+        marks_hide = marks_hide || !(marks[i] & keys_seen);
+      }
+      if (!(any & keys_seen)) {
+        has_sums_ = true;  // to which nothing is added
+        return;
+      }
+      boolean_shows_all_ = (all & keys_all) != 0;
+    }
     bool mod_is_full = false;
     if (HWY_UNLIKELY(args.score_mod != nullptr) && !ClassifyByCaller(args, first_key, first_of_block, end, mod_is_full)) return;
     const size_t lanes = hn::Lanes(FloatTag()), begin = kShortRows ? 0 : first_of_block;
     const KeySpan span = {begin, end, begin / lanes * lanes, (end + lanes - 1) / lanes * lanes};
     KeyOrder order = {kOrderOfWholeBlock.keys, kDecodeKeyBlock};
-    if (!kShortRows && (marks || end - begin < kDecodeKeyBlock)) order = {order_, OrderKeys(begin, end, order_)};
+    if (!kShortRows && (marks_hide || end - begin < kDecodeKeyBlock)) order = {order_, OrderKeys(begin, end, order_)};
     static_assert(kStreamKeys == static_cast<size_t>(AttentionF32Args::keys_per_mark), "a mark is a stream's");
-    if (!kShortRows && marks) order.count = KeepMarked(marks, order.count, order_);
+    if (!kShortRows && marks_hide) order.count = KeepMarked(marks, order.count, order_);
     if (order.count == 0) return;
     const auto first_run = RunOfKeys<T>(args, first_key, first_key + static_cast<std::int64_t>(end));
     BlockRows<T> key = {first_run.key, args.key_stride, nullptr}, value = {first_run.value, args.value_stride, nullptr};
@@ -535,7 +551,9 @@ class DecodeRun {
   // The keys of the next block, where it is a whole one.
   HWY_NOINLINE RowsAhead<T> NextKeys(const AttentionF32Args& args, std::int64_t first_key, std::int64_t key_end) const {
     const std::int64_t first = NextBlock(args, first_key), end = first + static_cast<std::int64_t>(kBlock);
-    if (end > key_end || args.key_marks != nullptr) return {};
+    if (end > key_end) return {};
+    if (args.key_marks && !(MarksOfRows(args, query_of_row_[0], query_of_row_[rows_ - 1]).Of(first, end) & keys_seen))
+      return {};
     const size_t columns = static_cast<size_t>(args.head_dim);
     const auto first_run = RunOfKeys<T>(args, first, end);
     if (HWY_LIKELY(first + first_run.count == end)) return {{first_run.key, args.key_stride, nullptr}, columns};
@@ -644,7 +662,7 @@ class DecodeRun {
     const std::int32_t end = ClampLimit(t + args.visible_end - first_key);
     RowMask mask = {begin, HWY_MIN(end, static_cast<std::int32_t>(span.end)), nullptr, nullptr};
     const std::int64_t first = first_key + static_cast<std::int64_t>(span.begin);
-    if (args.boolean_mask) {
+    if (args.boolean_mask && !boolean_shows_all_) {
       const std::uint8_t* from = Offset(args.boolean_mask, t * args.mask_stride + g * args.mask_head_stride +
                                                                static_cast<std::ptrdiff_t>(first) * args.mask_key_stride);
       const Allowed allowed = ReadKeyMask(from, args.mask_key_stride, span.end - span.begin, excluded_ + span.begin);
@@ -733,6 +751,7 @@ class DecodeRun {
   float* sums_ = nullptr;             // [row][sum_floats_]
   float* chains_ = nullptr;           // likewise: of the keys at hand
   bool has_sums_ = false;             // whether anything was added to sums_
+  bool boolean_shows_all_ = false;    // of the keys of the block at hand, by its marks
   bool has_chains_ = false;           // whether chains_ are 0
   float* denominator_ = nullptr;      // [row][lanes]
   float* scores_ = nullptr;           // [row][kDecodeKeyBlock]

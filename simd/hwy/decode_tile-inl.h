@@ -38,11 +38,12 @@ constexpr size_t OrderKeys(size_t begin, size_t end, std::uint16_t* to) {
   return count;
 }
 
-// Leaves those keys out of an order whose stream has no mark (marks[i] is that of keys [64 i, 64 i + 64) of the block).
+// Leaves those keys out of an order that no row sees by its stream's mark (marks[i] is that of keys [64 i, 64 i + 64) of the
+// block).
 inline size_t KeepMarked(const std::uint8_t* marks, size_t count, std::uint16_t* keys) {
   size_t kept = 0;
   for (size_t i = 0; i < count; ++i) {
-    if (marks[keys[i] / kStreamKeys] != 0) keys[kept++] = keys[i];
+    if (marks[keys[i] / kStreamKeys] & keys_seen) keys[kept++] = keys[i];
   }
   for (size_t i = 0; kept != 0 && i < kSpareKeys; ++i) keys[kept + i] = keys[kept - 1];
   return kept;

@@ -17,21 +17,58 @@ inline std::int32_t ClampLimit(std::int64_t limit) {
   return static_cast<std::int32_t>(limit < -kFar ? -kFar : limit > kFar ? kFar : limit);
 }
 
-// Whether one of the keys [key, end) may be seen, by the marks of a call; key is a multiple of keys_per_mark.
-inline bool AnyMark(const std::uint8_t* marks, std::int64_t key, std::int64_t end) {
-  constexpr std::int64_t kKeys = AttentionF32Args::keys_per_mark;
-  std::uint8_t any = 0;
-  for (std::int64_t mark = key / kKeys; mark * kKeys < end; ++mark) any |= marks[mark];
-  return any != 0;
-}
+// The marks of a call that has some, as they stand to queries [t_first, t_last].
+class MarksOfRows {
+ public:
+  MarksOfRows(const AttentionF32Args& args, std::int64_t t_first, std::int64_t t_last) : stride_(args.mark_stride) {
+    constexpr std::int64_t kQueries = AttentionF32Args::queries_per_mark;
+    marks_ = args.key_marks;
+    if (stride_ == 0) return;
+    marks_ = Offset(marks_, t_first / kQueries * stride_);
+    rows_ = t_last / kQueries - t_first / kQueries + 1;
+  }
 
-// Takes keys without a mark off both ends of [begin, end), which count from `key`, a multiple of keys_per_mark.
-inline void NarrowToMarks(const std::uint8_t* marks, std::int64_t key, std::int64_t& begin, std::int64_t& end) {
-  constexpr std::int64_t kKeys = AttentionF32Args::keys_per_mark;
-  marks += key / kKeys;
-  while (begin < end && marks[begin / kKeys] == 0) begin = (begin / kKeys + 1) * kKeys;
-  while (begin < end && marks[(end - 1) / kKeys] == 0) end = (end - 1) / kKeys * kKeys;
-}
+  // Of the keys from `mark` * keys_per_mark on that a mark stands for.
+  std::uint8_t At(std::int64_t mark) const {
+    const std::uint8_t* at = marks_ + mark;
+    std::uint8_t any = *at, all = *at;
+    for (std::int64_t row = 1; row < rows_; ++row) {
+      at = Offset(at, stride_);
+      any |= *at;
+      all &= *at;
+    }
+    return Joined(any, all);
+  }
+
+  // Of the keys [key, end), and of what shares marks with them.
+  std::uint8_t Of(std::int64_t key, std::int64_t end) const {
+    std::uint8_t any = 0, all = keys_all;
+    for (std::int64_t mark = key / kKeys; mark * kKeys < end; ++mark) {
+      const std::uint8_t now = At(mark);
+      any |= now;
+      all &= now;
+    }
+    return Joined(any, all);
+  }
+
+  // Takes keys that none of the queries sees off both ends of [begin, end), which count from `key`, a multiple of
+  // keys_per_mark.
+  void Narrow(std::int64_t key, std::int64_t& begin, std::int64_t& end) const {
+    const std::int64_t first = key / kKeys;
+    while (begin < end && !(At(first + begin / kKeys) & keys_seen)) begin = (begin / kKeys + 1) * kKeys;
+    while (begin < end && !(At(first + (end - 1) / kKeys) & keys_seen)) end = (end - 1) / kKeys * kKeys;
+  }
+
+ private:
+  static constexpr std::int64_t kKeys = AttentionF32Args::keys_per_mark;
+  static std::uint8_t Joined(std::uint8_t any, std::uint8_t all) {
+    return static_cast<std::uint8_t>((any & keys_seen) | (all & keys_all));
+  }
+
+  const std::uint8_t* marks_;
+  std::ptrdiff_t stride_;
+  std::int64_t rows_ = 1;
+};
 
 // Which of the keys [begin, end) queries [t_first, t_last] of a call see, and the first key >= `key` of a block that they do.
 inline SeenKeys SeenOf(const AttentionF32Args& args, std::int64_t t_first, std::int64_t t_last, std::int64_t begin,

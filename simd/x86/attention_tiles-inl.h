@@ -135,13 +135,17 @@ class TileAttentionRun {
     }
   }
 
-  // Packs the chunk's keys up to `end`, as far as they are not packed yet.
+  // Packs the chunk's keys up to `end`, as far as they are not packed yet and some row of the call sees them.
   void Pack(std::int64_t chunk, std::int64_t end) {
     if (chunk != chunk_) packed_ = 0;
     chunk_ = chunk;
     for (; chunk + static_cast<std::int64_t>(packed_ * kGroupKeys) < end; ++packed_) {
       const std::int64_t key = chunk + static_cast<std::int64_t>(packed_ * kGroupKeys);
       const size_t count = static_cast<size_t>(HWY_MIN(args_.key_end - key, static_cast<std::int64_t>(kGroupKeys)));
+      if (!mask_.MaySee(args_.row_begin / args_.group, (args_.row_end - 1) / args_.group, key,
+                        key + static_cast<std::int64_t>(count))) {
+        continue;
+      }
       space_.out_of_range[packed_] = Operands::Keys(args_, key, count, space_.gathered, space_.lanes_of_rows, space_.keep,
                                                     space_.keys + packed_ * sizes_.KeyBytes(),
                                                     space_.values + packed_ * sizes_.ValueBytes(), 2 * sizes_.value_pairs);
@@ -164,7 +168,7 @@ class TileAttentionRun {
       step.seen_end = static_cast<size_t>(seen.end - key);
       step.group_end = step.seen_end > kGroupKeys ? 2 : 1;
       step.mask = TileMask();
-      if (!mask_.ReadKeys(key, HWY_MIN(key + step_keys, args_.key_end), set.mask)) continue;
+      if (!mask_.ReadKeys(block.t_first, block.t_last, key, HWY_MIN(key + step_keys, args_.key_end), set.mask)) continue;
       if (!mask_.ReadTile(block, key, step.group_begin * kGroupKeys, step.seen_end, set.mask, step.mask)) continue;
       Advance(&step);
     }

@@ -8,6 +8,7 @@
 #include "polyhead/weight_type.hpp"
 #include "simd/contract/attention.hpp"
 #include "simd/contract/gemm.hpp"
+#include "simd/contract/mask_marks.hpp"
 #include "simd/contract/rowwise.hpp"
 
 namespace polyhead::dispatch {
@@ -23,6 +24,7 @@ struct KernelTable {
   const simd::LayerNormKernel* layer_norm_f32;
   const simd::SoftmaxKernel* softmax_f32;
   const simd::ActivationKernel* activation_f32;
+  const simd::MaskMarksKernel* mask_marks;
 #if defined(POLYHEAD_HAVE_BF16)
   const simd::AttentionKernel* attention_bf16;
   const simd::AttentionKernel* decode_bf16;

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "dispatch/cpu_features.hpp"
 #include "dispatch/select_isa.hpp"
+#include "plan/mask_summary.hpp"
 #include "plan/sequence_run.hpp"
 #include "plan/tile_counts.hpp"
 #include "platform/rounding.hpp"
@@ -20,6 +22,8 @@ constexpr double piece_target_ns = 100e3;
 constexpr double node_target_ns = 50e3;
 // Below this, waking another thread costs more than it saves.
 constexpr double inline_below_ns = 40e3;
+// A mask is read ahead of all pieces, and other threads may be awake already.
+constexpr double inline_summary_below_ns = 10e3;
 // Key blocks are read once for this many query blocks of a piece (the kernel groups them).
 constexpr std::int64_t query_blocks_per_piece = 4;
 // With this many row pieces there is enough to share out; key splits then stay inside a piece and need no extra memory.
@@ -126,6 +130,9 @@ AttentionPlan::AttentionPlan(const AttentionShape& maximum, const Mask& mask, co
     counters_offset_ = bytes;
     bytes += whole_lines(row_pieces * sizeof(std::atomic<std::int32_t>));
   }
+  marks_offset_ = bytes;
+  marks_bytes_ = summary_bytes(maximum_, mask_, changes_.relative_bias);
+  bytes += whole_lines(marks_bytes_);
   workspace_bytes_ = bytes;
 }
 
@@ -223,7 +230,24 @@ void AttentionPlan::run_piece(const Run& run, std::int64_t piece, char* scratch)
   merge_rows(choice, operands, batch, kv_head, begin, end, pointers, splits);
 }
 
-void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& operands, const std::atomic<bool>* cancel) const {
+const AttentionOperands& AttentionPlan::summarised(const AttentionOperands& operands, char* workspace,
+                                                   const std::atomic<bool>* cancel,
+                                                   std::optional<AttentionOperands>& own) const {
+  if (marks_bytes_ == 0) return operands;
+  const MaskSummary summary = summary_of(operands);
+  // A cache may have more keys than the plan knows of.
+  if (summary.bytes() == 0 || summary.bytes() > marks_bytes_) return operands;
+  own = operands;
+  graph::Scheduler* const scheduler =
+      scheduler_->threads() > 1 && summary.cost_ns >= inline_summary_below_ns ? scheduler_.get() : nullptr;
+  summarise_mask(summary, *kernels_.mask_marks, scheduler, cancel, reinterpret_cast<std::uint8_t*>(workspace + marks_offset_),
+                 *own);
+  return *own;
+}
+
+void AttentionPlan::run(const LeaseHandle& handle, const AttentionOperands& given, const std::atomic<bool>* cancel) const {
+  std::optional<AttentionOperands> own;  // made where it is wanted
+  const AttentionOperands& operands = summarised(given, handle.lease().workspace, cancel, own);
   if (by_sequences_) {
     Lease& lease = handle.lease();
     lease.sequence_run.run(operands, length_invariant_, precision_, kernels_, *scheduler_, inline_below_ns,
@@ -419,6 +443,7 @@ Explanation AttentionPlan::explanation(const simd::ScoreMod* mod) const {
   told.alibi = changes_.alibi;
   told.sink = changes_.sink;
   told.relative_bias = changes_.relative_bias;
+  told.summary_bytes = marks_bytes_;
   told.workspace_bytes = workspace_bytes_;
   told.not_faster = why_not_faster(told);
   return told;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -96,12 +97,17 @@ class AttentionPlan {
   bool by_sequences_;  // work is cut at run time, from the sequences' lengths
   const dispatch::KernelTable& kernels_;
   std::shared_ptr<graph::Scheduler> scheduler_;
+  // Has the operands of a run of its own point at marks of their boolean mask, where it is shared.
+  const AttentionOperands& summarised(const AttentionOperands& operands, char* workspace, const std::atomic<bool>* cancel,
+                                      std::optional<AttentionOperands>& own) const;
+
   AttentionChoice choice_;  // for the maximum shape
   AttentionCut cut_;
   std::shared_ptr<const graph::TaskGraph> graph_;
   MaskRoom mask_room_;
   std::size_t slot_bytes_ = 0;  // scratch of one thread
-  std::size_t partials_offset_ = 0, counters_offset_ = 0, slots_offset_ = 0, workspace_bytes_ = 0;
+  std::size_t partials_offset_ = 0, counters_offset_ = 0, slots_offset_ = 0, marks_offset_ = 0, workspace_bytes_ = 0;
+  std::size_t marks_bytes_ = 0;     // of a boolean mask
   std::size_t partial_stride_ = 0;  // floats of one split's partial result
   mutable std::mutex free_mutex_;
   mutable std::unique_ptr<Lease> free_;  // a list through Lease::next, so that giving one back cannot fail

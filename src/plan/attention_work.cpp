@@ -84,11 +84,6 @@ Sequence whole_item(const AttentionOperands& o, std::int64_t item) {
   return sequence;
 }
 
-// An item of a run as a sequence: where runs go by batch items, the whole of one.
-Sequence sequence_of(const AttentionOperands& o, std::int64_t item) {
-  return o.sequences ? o.sequences[item] : whole_item(o, item);  // made where it is wanted: a copy would cost as much again
-}
-
 // A thread computes the pieces of a head in ascending order, then the next head's, then the next item's.
 void hint_next_rows(const AttentionOperands& o, std::int64_t item, std::int64_t kv_head, simd::AttentionF32Args& args) {
   const std::int64_t group = o.shape.group(), rows = args.row_end - args.row_begin;
@@ -169,6 +164,10 @@ simd::AttentionF32Args arguments(const AttentionOperands& o, const Sequence& seq
     args.mask_head_stride = scores.mask_strides[1];
     args.mask_stride = scores.mask_strides[2];
     args.mask_key_stride = scores.mask_strides[3];
+  }
+  if (scores.marks.marks) {
+    args.key_marks = scores.marks.marks + mask_batch * scores.marks.strides[0] + kv_head * scores.marks.strides[1];
+    args.mark_stride = scores.marks.strides[2];
   }
   if (scores.bias) {
     args.bias_element = dispatch::element_of(scores.bias_dtype);
@@ -326,11 +325,10 @@ WrittenRows written_rows(const HiddenKeys& hidden, std::int64_t group) {
   return {false, hidden.boolean_mask && hidden.boolean_strides[1] != 0 ? group : 1};
 }
 
-// The first query after t that sees keys by another rule than t.
+// The same, with what is written out for kernels.
 std::int64_t next_rule(const AttentionOperands& o, const Sequence& sequence, const HiddenKeys& hidden, std::int64_t group,
                        std::int64_t t) {
-  std::int64_t next = sequence.query_length;
-  if (sees_prefix(o, sequence, t)) next = std::min(next, sequence.prefix - sequence.offset - 1);
+  const std::int64_t next = next_rule(o, sequence, t);
   if (!hidden.any()) return next;
   const WrittenRows written = written_rows(hidden, group);
   if (!written.one_row) return std::min(next, t + std::max<std::int64_t>(1, o.mask_room.rows / written.heads));
@@ -439,6 +437,15 @@ double gigaflops(Isa isa, DType dtype) {
 }
 
 }  // namespace
+
+Sequence sequence_of(const AttentionOperands& o, std::int64_t item) {
+  return o.sequences ? o.sequences[item] : whole_item(o, item);  // made where it is wanted: a copy would cost as much again
+}
+
+std::int64_t next_rule(const AttentionOperands& o, const Sequence& sequence, std::int64_t t) {
+  return sees_prefix(o, sequence, t) ? std::min(sequence.query_length, sequence.prefix - sequence.offset - 1)
+                                     : sequence.query_length;
+}
 
 AttentionChoice choose_attention(const AttentionShape& shape, const Mask&, bool length_invariant, Precision precision,
                                  const dispatch::KernelTable& kernels) {

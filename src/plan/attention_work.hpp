@@ -66,6 +66,13 @@ struct BlockMask {
   std::ptrdiff_t strides[4] = {};
 };
 
+// Marks of a boolean mask (simd::AttentionArgs::key_marks), or null: strides in bytes over [batch, kv head, row of marks], 0
+// where shared.
+struct MaskMarks {
+  const std::uint8_t* marks = nullptr;
+  std::ptrdiff_t strides[3] = {};
+};
+
 // What is added to or hides single scores: strides in bytes over [batch, head, query, key], 0 where broadcast; null where there
 // is no such part.
 struct ScoreOperands {
@@ -76,6 +83,7 @@ struct ScoreOperands {
   const float* alibi_slopes = nullptr;  // [batch, heads]
   const float* sink = nullptr;          // [heads]
   std::ptrdiff_t alibi_batch_stride = 0, alibi_stride = 0, sink_stride = 0;
+  MaskMarks marks;        // of the boolean mask
   RelativeRows relative;  // instead of a bias
   BlockMask block_mask;   // of the mask's block sizes
   // The caller's own function, or null, and the number that it knows operands' head 0 by.
@@ -124,6 +132,11 @@ struct AttentionOperands {
 
 // The run's shape as item `item` sees it: with its own lengths.
 AttentionShape own_shape(const AttentionOperands& operands, std::int64_t item);
+
+// An item of a run as a sequence: where runs go by batch items, the whole of one.
+Sequence sequence_of(const AttentionOperands& operands, std::int64_t item);
+// The first query after t to which structure shows keys by another rule than to t.
+std::int64_t next_rule(const AttentionOperands& operands, const Sequence& sequence, std::int64_t t);
 
 // The keys that rows [row_begin, row_end) of an item may see by structure, and the visibility limits for the kernel.
 struct KeyRange {

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "simd/contract/attention.hpp"
+
 namespace polyhead::plan {
 namespace {
 
@@ -163,6 +165,11 @@ std::string to_text(const Explanation& e) {
       number(e.batch), number(e.heads), number(e.kv_heads), number(e.query_length), number(e.key_length), number(e.head_dim),
       number(e.value_dim));
   text += "mask         " + mask_text(e.mask) + "\n";
+  if (e.summary_bytes > 0) {
+    add("summary      a boolean mask that heads or batch items share is read once a run: %lld queries x %lld keys a mark, %zu "
+        "bytes at most\n",
+        number(simd::AttentionArgs::queries_per_mark), number(simd::AttentionArgs::keys_per_mark), e.summary_bytes);
+  }
   add("blocks       %lld rows x %lld keys; rows of one kv head: %lld (%lld query heads stacked)\n", number(e.row_block),
       number(e.key_block), number(e.rows), number(e.group));
   if (e.key_split != 0) {
@@ -205,8 +212,8 @@ std::string to_text(const Explanation& e) {
 }
 
 std::string to_json(const Explanation& e) {
-  JsonWriter rest('{'), score_mod('{'), mod_tiles('{'), shape('{'), splits('{'), tiles('{'), work('{'), not_faster('['),
-      all('{');
+  JsonWriter summary('{'), rest('{'), score_mod('{'), mod_tiles('{'), shape('{'), splits('{'), tiles('{'), work('{'),
+      not_faster('['), all('{');
   shape.add("batch", e.batch).add("heads", e.heads).add("kv_heads", e.kv_heads).add("query_length", e.query_length);
   shape.add("key_length", e.key_length).add("head_dim", e.head_dim).add("value_dim", e.value_dim);
   splits.add("keys", e.key_split).add("run", e.splits_run);
@@ -224,7 +231,9 @@ std::string to_json(const Explanation& e) {
       .add("key_dtype", e.key_dtype)
       .add("out_dtype", e.out_dtype);
   all.add("precision", e.precision).add("precision_asked", e.precision_asked).raw("shape", shape.done());
-  all.raw("mask", mask_json(e.mask));
+  summary.add("queries", simd::AttentionArgs::queries_per_mark).add("keys", simd::AttentionArgs::keys_per_mark);
+  summary.add("bytes", static_cast<std::int64_t>(e.summary_bytes));
+  all.raw("mask", mask_json(e.mask)).raw("mask_summary", e.summary_bytes > 0 ? summary.done() : "null");
   all.add("rows_of_a_kv_head", e.rows).add("query_heads_stacked", e.group);
   all.raw("key_splits", e.key_split ? splits.done() : "null").raw("tiles", tiles.done()).raw("work", work.done());
   all.add("threads", e.threads).add("runs_inline", e.runs_inline).add("one_thread_ms", e.one_thread_ms);

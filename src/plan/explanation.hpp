@@ -19,6 +19,7 @@ struct Explanation {
   std::string precision_asked, precision;  // and which bound the kernel is held to
   std::int64_t batch = 0, heads = 0, kv_heads = 0, query_length = 0, key_length = 0, head_dim = 0, value_dim = 0;
   Mask mask{};
+  std::size_t summary_bytes = 0;  // of marks of a boolean mask that is shared; 0: none are made
   std::int64_t row_block = 0, key_block = 0;
   std::int64_t rows = 0, group = 0;  // of a kv head; query heads that share it
   std::int64_t key_split = 0;        // keys a split; 0: keys are not split

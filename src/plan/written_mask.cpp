@@ -70,7 +70,7 @@ void mark_row(const std::uint8_t* row, std::int64_t key_begin, std::int64_t key_
     std::memcpy(words, row + mark * keys_per_mark, sizeof words);
     std::uint64_t any = 0;
     for (const std::uint64_t word : words) any |= word;
-    marks[mark] = static_cast<std::uint8_t>(marks[mark] | (any != 0));
+    if (any != 0) marks[mark] = simd::keys_seen;
   }
 }
 
@@ -132,6 +132,7 @@ void write_mask(const HiddenKeys& hidden, const MaskRoom& room, void* memory, st
   args.mask_head_stride = heads > 1 ? room.row_bytes : 0;
   args.mask_key_stride = 1;
   args.key_marks = marks;
+  args.mark_stride = 0;
 }
 
 double visible_share(const HiddenKeys& hidden, std::int64_t query, std::int64_t key_begin, std::int64_t key_end) {

@@ -85,6 +85,8 @@ TEST_P(ExplainTest, JsonHasEveryMemberOfEveryPlan) {
       for (const char* size : {"batch", "heads", "kv_heads", "query_length", "key_length", "head_dim", "value_dim"})
         ASSERT_TRUE(told.at("shape").at(size).is_number_integer()) << size;
       ASSERT_EQ(told.at("mask"), json_of(spec.mask));
+      const bool summarised = spec.mask.has_boolean && spec.query_length > 0 && spec.key_length >= 256;
+      ASSERT_EQ(told.at("mask_summary").is_null(), !summarised) << told;
       for (const char* count : {"rows", "keys", "skipped", "full", "partial"})
         ASSERT_TRUE(told.at("tiles").at(count).is_number_integer()) << count;
       ASSERT_TRUE(told.at("not_faster").is_array());

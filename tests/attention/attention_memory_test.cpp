@@ -49,6 +49,14 @@ class MemoryTest : public EveryIsa {
       spec.relative_bias = RelativeBias::t5();
       all.push_back(make_case(spec, random));
     }
+    // Boolean masks that heads share are summarised.
+    for (const Mask& mask : {Mask::boolean(), Mask::boolean() & Mask::key_lengths(), Mask::packed() & Mask::boolean()})
+      for (const std::int64_t query_length : {1, slow() ? 20 : 700}) {
+        AttentionCase test = make_case(attention_spec(2, 4, 2, query_length, slow() ? 300 : 700, 20, 12, mask), random);
+        const TensorView& own = test.boolean_mask;
+        test.boolean_mask = test.boolean_mask.viewed(slice(own, 1, 0, 1));
+        all.push_back(test);
+      }
     // Last dimensions that are not contiguous are packed, but not into memory of their own each time.
     AttentionCase packed = make_case(attention_spec(2, 4, 2, 9, 50, 16, 16), random);
     const Tensor* const contiguous[] = {&packed.query, &packed.key, &packed.value, &packed.out};

@@ -502,6 +502,53 @@ TEST_P(AttentionKernelTest, RowsHaveTheSameBitsInAnyRange) {
   }
 }
 
+// Marks of a mask show in no bit, whatever rows, keys and limits a call has; and what they hide is not looked at.
+TEST_P(AttentionKernelTest, MarksOfAMaskDoNotChangeBits) {
+  for (int pattern = 0; pattern < 8; ++pattern) {
+    for (const std::int64_t group : {1, 3}) {
+      for (const std::int64_t queries : {1, 3, 45}) {
+        for (const int limits : {0, 1, 2}) {
+          AttentionShape shape{queries, group, 430, 20, 12, 0.2};
+          if (limits == 1) shape.visible_end = 430 - queries + 1;
+          if (limits == 2) shape.visible_begin = 150, shape.visible_end = 400, shape.kept_end = 10;
+          AttentionProblem problem(shape, 1850 + static_cast<std::uint32_t>(pattern));
+          problem.mask.emplace(shape, pattern & 1, pattern & 2, pattern & 4);
+          // Blocks are hidden, whole or mixed; sevens and sixty-threes move them off the marks' own borders now and then.
+          const std::int64_t keys_a_block = pick(0, 1) != 0 ? 64 : 63, queries_a_block = pick(0, 1) != 0 ? 8 : 7;
+          for (std::int64_t t = 0; t < queries; ++t) {
+            for (std::int64_t g = 0; g < group; ++g) {
+              for (std::int64_t s = 0; s < 430; ++s) {
+                const std::int64_t kind = (3 * (t / queries_a_block) + s / keys_a_block + pattern) % 4;
+                problem.mask->at(t, g, s) = kind < 2 ? 0 : kind == 2 || (t + g + s) % 3 != 0 ? 200 : 0;
+              }
+            }
+          }
+          const AttentionProblem::Result without = problem.run(kernel());
+          const std::string what =
+              std::string(kernel().name) + " " + shape.text() + ", mask pattern " + std::to_string(pattern);
+          expect_right(problem, without, what);
+          for (const bool one_row : {true, false}) {
+            problem.mark_mask(one_row);
+            const AttentionProblem::Result with = problem.run(kernel());
+            expect_same_bits(with.out, without.out, what);
+            expect_same_bits(with.lse, without.lse, what + ", lse");
+          }
+          for (std::int64_t s = 0; s < 430; ++s) {
+            bool seen = false;
+            for (std::int64_t row = 0; row < shape.rows(); ++row) seen = seen || problem.allowed(row / group, row % group, s);
+            if (seen) continue;
+            for (std::int64_t d = 0; d < 20; ++d) problem.key_at(s, d) = kNaN;
+            for (std::int64_t e = 0; e < 12; ++e) problem.value_at(s, e) = s % 2 != 0 ? kNaN : kInfinity;
+          }
+          const AttentionProblem::Result poisoned = problem.run(kernel());
+          expect_same_bits(poisoned.out, without.out, what + ", poisoned");
+          expect_same_bits(poisoned.lse, without.lse, what + ", poisoned, lse");
+        }
+      }
+    }
+  }
+}
+
 // Trailing keys that no row sees may be given or left out.
 TEST_P(AttentionKernelTest, KeysThatNoRowSeesDoNotChangeBits) {
   AttentionShape shape{6, 2, 155, 20, 12, 0.2, AttentionF32Args::unbounded_begin, 140};

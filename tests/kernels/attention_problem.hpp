@@ -249,6 +249,10 @@ class AttentionProblem {
       args.mask_head_stride = mask->head_stride;
       args.mask_key_stride = mask->key_stride;
     }
+    if (!marks.empty()) {
+      args.key_marks = marks.data();
+      args.mark_stride = mark_stride;
+    }
     if (bias) {
       const std::int64_t parts = bytes_of(simd::Element::f32) / bytes_of(bias_element);
       args.bias_element = bias_element;
@@ -301,6 +305,23 @@ class AttentionProblem {
         }
         for (std::int64_t e = 0; e < shape.value_dim; ++e) {
           memory[static_cast<std::size_t>(front + page_keys * key_pitch + place * value_pitch + e)] = value_at(s, e);
+        }
+      }
+    }
+  }
+
+  // What the mask comes to, of all pairs that the limits leave, a mark for each queries_per_mark queries or for all of them.
+  void mark_mask(bool one_row) {
+    constexpr std::int64_t per_row = simd::AttentionArgs::queries_per_mark, per_mark = simd::AttentionArgs::keys_per_mark;
+    const std::int64_t columns = (shape.keys + per_mark - 1) / per_mark, rows = (shape.queries + per_row - 1) / per_row;
+    mark_stride = one_row ? 0 : columns;
+    marks.assign(static_cast<std::size_t>(one_row ? columns : rows * columns), simd::keys_all);
+    for (std::int64_t t = 0; t < shape.queries; ++t) {
+      for (std::int64_t s = 0; s < shape.keys; ++s) {
+        if ((s < t + shape.visible_begin && s >= shape.kept_end) || s >= t + shape.visible_end) continue;
+        std::uint8_t& mark = marks[static_cast<std::size_t>(t / per_row * mark_stride + s / per_mark)];
+        for (std::int64_t g = 0; g < shape.group; ++g) {
+          mark = static_cast<std::uint8_t>(mask->at(t, g, s) != 0 ? mark | simd::keys_seen : mark & ~simd::keys_all);
         }
       }
     }
@@ -443,6 +464,8 @@ class AttentionProblem {
   Guarded<float> query, key, value;
   std::optional<Pages> pages;
   std::optional<Broadcast<std::uint8_t>> mask;
+  std::vector<std::uint8_t> marks;  // of the mask; empty: not given
+  std::int64_t mark_stride = 0;
   std::optional<Broadcast<float>> bias;
   simd::Element bias_element = simd::Element::f32;  // numbers are rounded to it by a run
   double softcap = 0;

@@ -358,9 +358,9 @@ TEST(KernelTable, EveryRowIsReachable) {
     EXPECT_EQ(std::string(row.name), std::string(row.kind) + "_" + dispatch::isa_name(row.target));
   }
   targets.erase("fast_attention_f32");  // attention_f32 takes its place
-  // Attention's three for each data type, two for caches of i8, a GEMM for each kind of weights, and the row-wise ones.
+  // Attention's three for each data type, two for caches of i8, a GEMM for each kind of weights, the row-wise ones and masks'.
   const std::size_t of_caches = dispatch::cache_dtypes().size() - dispatch::attention_dtypes().size();
-  EXPECT_EQ(targets.size(), 3 * dispatch::attention_dtypes().size() + 2 * of_caches + dispatch::weight_types().size() + 3);
+  EXPECT_EQ(targets.size(), 3 * dispatch::attention_dtypes().size() + 2 * of_caches + dispatch::weight_types().size() + 4);
   for (const auto& [kind, isas] : targets) EXPECT_EQ(isas.count(Isa::reference), 1u) << kind;
 }
 
@@ -370,7 +370,8 @@ TEST(KernelTable, CompleteForEveryBuiltTarget) {
     EXPECT_EQ(table.isa, isa);
     std::map<std::string, const char*> names = {{"layer_norm_f32", table.layer_norm_f32->name},
                                                 {"softmax_f32", table.softmax_f32->name},
-                                                {"activation_f32", table.activation_f32->name}};
+                                                {"activation_f32", table.activation_f32->name},
+                                                {"mask_marks", table.mask_marks->name}};
     for (const DType dtype : dispatch::attention_dtypes()) {
       const dispatch::AttentionKernels kernels = dispatch::attention_kernels(table, dtype);
       const std::string suffix = std::string("_") + name(dtype);
