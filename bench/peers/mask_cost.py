@@ -188,6 +188,7 @@ def main():
         if options.json:
             with open(options.json, "w") as file:
                 json.dump({**found, "results": results}, file, indent=1)
+                file.write("\n")
     return status_of(results)
 
 

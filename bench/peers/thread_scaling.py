@@ -162,6 +162,7 @@ def main():
         if options.json:
             with open(options.json, "w") as file:
                 json.dump({"cpu": machine.cpu_name(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "results": rows}, file, indent=1)
+                file.write("\n")
     return 0
 
 
