@@ -199,10 +199,11 @@ class WeightsRun {
     }
   }
 
-  // The keys that any of a sequence's rows sees. Where the first rows see a prefix, the last may see keys behind it.
+  // The keys that any of a sequence's rows sees, or more. Its own rule counts for each row beside a prefix: it may be any key
+  // then.
   static KeyRange keys_of_rows(const AttentionOperands& one, std::int64_t item, std::int64_t begin, std::int64_t end) {
     KeyRange range = key_range(one, item, begin, end);
-    range.end = std::max(range.end, key_range(one, item, end - 1, end).end);
+    if (one.mask.has_prefix) range.begin = 0, range.end = own_shape(one, item).key_length;
     return range;
   }
 
