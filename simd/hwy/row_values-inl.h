@@ -36,7 +36,7 @@ HWY_INLINE bool WriteRowValues(const RowValues&, const float*, size_t, size_t, c
 constexpr bool kHasRowValues = true;
 constexpr int kRowsOfRowValues = 4;  // lanes are a multiple of it
 
-// Writes to the first `valid` of row[0 .. 4) and adds to `is_nan` where one of all four is NaN.
+// Writes to the first `valid` of row[0 .. 4); `nan` becomes NaN where one of all four has one.
 template <int kVectors, class T>
 static HWY_NOINLINE void RowValueTile(const RowValues& from, size_t first_row, size_t column, const float* HWY_RESTRICT factor,
                                       T* const* row, size_t valid, float* HWY_RESTRICT nan) {

@@ -24,10 +24,6 @@ bool items_differ(const AttentionOperands& o) {
   return o.sequences || o.mask.has_key_lengths || o.mask.has_offsets;
 }
 
-const std::uint8_t* at(const std::uint8_t* base, std::ptrdiff_t bytes) {
-  return base + bytes;
-}
-
 // Whether runs with such a mask may have one.
 bool may_summarise(const Mask& mask, const RelativeBias& bias) {
   // Blocks and documents are written out for kernels, with marks of their own; a bias of windows has queries renumbered.
@@ -42,8 +38,8 @@ void mark_row(const MaskSummary& summary, const simd::MaskMarksKernel& kernel, c
   const std::ptrdiff_t* strides = o.scores.mask_strides;
   const std::int64_t place = summary.items > 1 ? sequence.mask_batch : 0, group = o.shape.group();
   simd::MaskMarksArgs args;
-  args.mask = at(o.scores.boolean_mask, sequence.mask_batch * strides[0] + head * group * strides[1] +
-                                            sequence.mask_query * strides[2] + sequence.mask_key * strides[3]);
+  args.mask = o.scores.boolean_mask + sequence.mask_batch * strides[0] + head * group * strides[1] +
+              sequence.mask_query * strides[2] + sequence.mask_key * strides[3];
   args.head_stride = strides[1];
   args.stride = strides[2];
   args.key_stride = strides[3];

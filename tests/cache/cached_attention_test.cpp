@@ -14,6 +14,7 @@
 #include "cache/cache_model.hpp"
 #include "polyhead/error.hpp"
 #include "support/attention_case.hpp"
+#include "support/cached_keys.hpp"
 
 namespace polyhead::testing {
 namespace {
@@ -64,23 +65,7 @@ KvCache fill_cache(const AttentionCase& test, KvCacheSpec spec, Random& random) 
 }
 
 CachedAttentionInputs cached_inputs(const AttentionCase& test, const KvCache& cache, const TensorView& sequences) {
-  CachedAttentionInputs inputs;
-  inputs.cache = &cache;
-  inputs.query = test.query;
-  inputs.out = test.out;
-  inputs.lse = test.lse;
-  inputs.sequences = sequences;
-  if (test.spec.mask.has_offsets) inputs.offsets = test.offsets;
-  if (test.spec.mask.has_boolean) inputs.boolean_mask = test.boolean_mask;
-  if (test.spec.mask.has_bias) inputs.bias = test.bias;
-  if (test.spec.has_alibi) inputs.alibi_slopes = test.alibi_slopes;
-  if (test.spec.has_sink) inputs.sink = test.sink;
-  if (test.spec.relative_bias.given()) inputs.relative_bias_table = test.relative_bias_table;
-  if (test.spec.mask.has_query_lengths) inputs.query_lengths = test.query_lengths;
-  if (test.spec.mask.is_packed) inputs.cumulative_query_lengths = test.cumulative_query_lengths;
-  if (test.spec.mask.has_prefix) inputs.prefix_lengths = test.prefix_lengths;
-  if (test.spec.mask.block_queries != 0) inputs.block_mask = test.block_mask;
-  return inputs;
+  return testing::cached_inputs(test.inputs_with_lse(), cache, sequences);
 }
 
 class CachedAttentionTest : public EveryIsa {
