@@ -65,6 +65,7 @@ AttentionOperands of_head(const AttentionOperands& operands, std::int64_t head) 
   one.query = at(one.query, head * one.query_strides[1]);
   if (operands.pages) {
     one.pages = nullptr;
+    one.key = nullptr;  // until a call's keys are gathered
     one.key_strides[0] = one.key_strides[1] = 0;
     one.key_strides[2] = operands.shape.head_dim * item_bytes;
   } else {
@@ -199,11 +200,10 @@ class WeightsRun {
     }
   }
 
-  // The keys that any of a sequence's rows sees, or more. Its own rule counts for each row beside a prefix: it may be any key
-  // then.
+  // The keys that any of a sequence's rows sees. Where the first rows see a prefix, the last may see keys behind it.
   static KeyRange keys_of_rows(const AttentionOperands& one, std::int64_t item, std::int64_t begin, std::int64_t end) {
     KeyRange range = key_range(one, item, begin, end);
-    if (one.mask.has_prefix) range.begin = 0, range.end = own_shape(one, item).key_length;
+    range.end = std::max(range.end, key_range(one, item, end - 1, end).end);
     return range;
   }
 

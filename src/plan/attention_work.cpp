@@ -370,10 +370,10 @@ void for_each_kernel(const AttentionChoice& choice, std::int64_t row_begin, std:
   if (cut < row_end) function(*choice.rest_kernel, cut, row_end);
 }
 
-// Sets a region's call up for keys [begin, end), begin being a multiple of the kernel's key block. False: no row sees any.
+// Sets a region's call up for keys [begin, end), from the beginning of begin's key block on. False: no row sees any.
 bool aim(const simd::AttentionKernel& kernel, const AttentionOperands& o, const Region& region, const HiddenKeys& hidden,
          std::int64_t begin, std::int64_t end, char* scratch, simd::AttentionF32Args& args) {
-  args.key_begin = begin;
+  args.key_begin = begin / kernel.key_block * kernel.key_block;
   args.key_end = end;
   args.scratch = scratch + o.mask_room.bytes();
   if (begin >= end) return false;
@@ -603,13 +603,11 @@ void run_rows_of_split(const AttentionChoice& choice, const AttentionOperands& o
   const Sequence sequence = sequence_of(o, item);
   for_each_kernel(choice, row_begin, row_end, [&](const simd::AttentionKernel& kernel, std::int64_t first, std::int64_t last) {
     for_each_region(o, sequence, kv_head, first, last, [&](const Region& region, const HiddenKeys& hidden) {
-      const std::int64_t block = kernel.key_block;
       const simd::SeenKeys seen = region.keys.seen_by(region.row_begin / region.group, (region.row_end - 1) / region.group,
                                                       split * choice.key_split, (split + 1) * choice.key_split);
-      const std::int64_t begin = seen.begin / block * block, end = seen.end;
       simd::AttentionF32Args args = arguments(o, sequence, region);
       args.partial = partial;
-      if (aim(kernel, o, region, hidden, begin, end, static_cast<char*>(scratch), args)) {
+      if (aim(kernel, o, region, hidden, seen.begin, seen.end, static_cast<char*>(scratch), args)) {
         run_kernel(kernel, o, sequence, region, args);
       } else {
         write_empty_partial(args);
@@ -669,11 +667,9 @@ void run_rows(const AttentionChoice& choice, const AttentionOperands& o, std::in
     return;
   }
   for_each_kernel(choice, row_begin, row_end, [&](const simd::AttentionKernel& kernel, std::int64_t first, std::int64_t last) {
-    const std::int64_t block = kernel.key_block;
     for_each_region(o, sequence, kv_head, first, last, [&](const Region& region, const HiddenKeys& hidden) {
       simd::AttentionF32Args args = arguments(o, sequence, region);
-      if (aim(kernel, o, region, hidden, region.keys.begin / block * block, region.keys.end, static_cast<char*>(scratch),
-              args)) {
+      if (aim(kernel, o, region, hidden, region.keys.begin, region.keys.end, static_cast<char*>(scratch), args)) {
         // A single block's rows are as soon there without.
         if (region.rows() > kernel.row_block) hint_next_rows(o, item, kv_head, args);
         run_kernel(kernel, o, sequence, region, args);

@@ -324,6 +324,28 @@ TEST_P(PagesTest, WeightsOfSequencesReadKeysWhereTheyLie) {
   }
 }
 
+// A block of keys begins before the last key, the window of all rows that are computed together behind it.
+TEST_P(PagesTest, WeightsOfRowsBehindTheKeysReadNone) {
+  Random random(75);
+  const std::int64_t T = 120, S = 40;
+  for (const Mask& mask : {Mask::window(30, 9), Mask::window(30, 9) & Mask::causal(Causal::top_left),
+                           Mask::window(6, 9, 4) & Mask::offsets(), Mask::window(30, 9) & Mask::query_lengths()}) {
+    AttentionCase test = make_case(attention_spec(5, 2, 1, T, S, 8, 8, mask & Mask::key_lengths()), random);
+    test.key_lengths = integers(DType::i64, {1, 17, 20, 33, 40});
+    if (mask.has_offsets) test.offsets = integers(DType::i64, {40, 0, 20, 50, 0});
+    if (mask.has_query_lengths) test.query_lengths = integers(DType::i64, {T, 90, T, T, 100});
+    const Pages pages(test, 8, 0, random.chance(0.5), random);
+    const Tensor weights(DType::f32, {5, 2, T, S}), in_pages(DType::f32, {5, 2, T, S});
+    AttentionWeightsRequest request;
+    request.weights = weights;
+    attention_weights(runtime(), test.inputs(), test.options(), request);
+    fill(in_pages, not_a_number);
+    request.weights = in_pages;
+    attention_weights(runtime(), pages.inputs(test.inputs()), test.options(), request);
+    EXPECT_TRUE(same_bits(weights, in_pages)) << test.describe() << ": " << first_difference(weights, in_pages);
+  }
+}
+
 POLYHEAD_INSTANTIATE_EVERY_ISA(PagesTest);
 
 }  // namespace

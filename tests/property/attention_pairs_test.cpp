@@ -266,6 +266,7 @@ std::string names_of(const std::vector<const Feature*>& chosen) {
   if (spec.mask.has_bias) test.bias = converted(test.bias, bias_dtypes[seed / 16 % 3]);
   if (!spec.score_mod.empty()) test.score_function = score_at_place;
   std::string where = names_of(chosen) + ", seed " + std::to_string(seed);
+  set_crash_note(where + ", " + name(dtype));
   if (spec.has_alibi && random.chance(0.5)) {
     test.alibi_slopes = Tensor(DType::f32, {spec.batch, spec.heads});
     fill_normal(test.alibi_slopes, random, 0.2);

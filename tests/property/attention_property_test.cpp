@@ -179,6 +179,7 @@ AttentionCase random_case(std::uint64_t seed) {
 
 // Every ISA against the oracle, and its bits for one thread and for two.
 void run_call(std::uint64_t seed) {
+  set_crash_note("POLYHEAD_TEST_SEED=" + std::to_string(seed) + " POLYHEAD_TEST_ITERATIONS=1");
   const AttentionCase test = random_case(seed);
   const std::string where = "POLYHEAD_TEST_SEED=" + std::to_string(seed) + " POLYHEAD_TEST_ITERATIONS=1, out " +
                             test.out.view().describe() + ", key " + test.key.view().describe();

@@ -1,8 +1,12 @@
 #include "support/environment.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -16,7 +20,32 @@ namespace {
 
 DType dtype_of_cases = DType::f32;
 
+char crash_note[1024];
+
+// Leaves the rest to whoever was to be told before: a sanitizer, or the system.
+template <int signal>
+struct CrashNote {
+  static inline struct sigaction before;
+  static void write_note(int) {
+    [[maybe_unused]] const auto written = write(STDERR_FILENO, crash_note, std::strlen(crash_note));
+    sigaction(signal, &before, nullptr);
+  }
+  CrashNote() {
+    struct sigaction action = {};
+    action.sa_handler = write_note;
+    sigaction(signal, &action, &before);
+  }
+};
+
 }  // namespace
+
+void set_crash_note(const std::string& note) {
+  static const CrashNote<SIGSEGV> segmentation;
+  static const CrashNote<SIGBUS> bus;
+  static const CrashNote<SIGILL> illegal;
+  static const CrashNote<SIGFPE> division;
+  std::snprintf(crash_note, sizeof crash_note, "crashed: %s\n", note.c_str());
+}
 
 std::vector<DType> attention_dtypes() {
   return dispatch::attention_dtypes();

@@ -20,6 +20,9 @@ namespace polyhead::testing {
 // A decimal number in the environment, or the default when it is unset; anything else in it ends the test program.
 std::int64_t environment_integer(const char* name, std::int64_t otherwise);
 
+// What the test program is at, to be written to stderr if a crash ends it: long runs of random calls name the one to repeat.
+void set_crash_note(const std::string& note);
+
 // One runtime for each (isa, threads) of the process; never destroyed, so that no test depends on the order of destructors.
 const Runtime& runtime_on(Isa isa, int threads = 1);
 
