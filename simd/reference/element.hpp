@@ -20,6 +20,10 @@ inline std::uint32_t bits_of(float value) {
   __builtin_memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
+// Of exponents that f32's normal numbers have.
+inline double power_of_two(int exponent) {
+  return static_cast<double>(float_of(static_cast<std::uint32_t>(127 + exponent) << 23));
+}
 
 inline double to_double(float element) {
   return static_cast<double>(element);
@@ -31,8 +35,8 @@ inline double to_double(F16 element) {
   const int exponent = element.bits >> 10 & 31, fraction = element.bits & 1023;
   const double sign = element.bits >> 15 != 0 ? -1.0 : 1.0;
   if (exponent == 31) return sign * (fraction == 0 ? __builtin_inf() : __builtin_nan(""));
-  if (exponent == 0) return sign * ldexp(static_cast<double>(fraction), -24);
-  return sign * ldexp(static_cast<double>(1024 + fraction), exponent - 25);
+  if (exponent == 0) return sign * static_cast<double>(fraction) * 0x1p-24;
+  return sign * static_cast<double>(1024 + fraction) * power_of_two(exponent - 25);
 }
 
 inline double to_double(I8 element) {
@@ -60,9 +64,8 @@ inline F16 rounded<F16>(float value) {
   if (value != value) return {static_cast<std::uint16_t>(sign | 0x7E00)};
   if (magnitude >= 65520.0) return {static_cast<std::uint16_t>(sign | 0x7C00)};
   // Counted in steps of the last place: these run on from one exponent to the next, as the format's bits do.
-  int exponent = -14;
-  while (magnitude >= ldexp(2.0, exponent)) ++exponent;
-  const auto steps = static_cast<std::uint16_t>(nearbyint(ldexp(magnitude, 10 - exponent)));
+  const int of_value = static_cast<int>(bits_of(value) >> 23 & 255) - 127, exponent = of_value < -14 ? -14 : of_value;
+  const auto steps = static_cast<std::uint16_t>(nearbyint(magnitude * power_of_two(10 - exponent)));
   return {static_cast<std::uint16_t>(sign | (((exponent + 14) << 10) + steps))};
 }
 
