@@ -313,9 +313,8 @@ bool Tensor::surroundings_intact() const {
     rows.rank = view_.rank - 1;
     row_bytes *= static_cast<std::size_t>(view_.shape[static_cast<std::size_t>(rows.rank)]);
   }
-  for_each_offset(rows, [&](std::int64_t offset) {
-    std::memset(is_element.data() + (address_of(view_, offset) - begin_), 1, row_bytes);
-  });
+  for_each_offset(
+      rows, [&](std::int64_t offset) { std::memset(is_element.data() + (address_of(view_, offset) - begin_), 1, row_bytes); });
   for (std::size_t i = 0; i < bytes_; ++i) {
     const unsigned char expected = (reinterpret_cast<std::uintptr_t>(begin_ + i) & 1) == 0 ? 0xFB : 0xFF;
     if (!is_element[i] && begin_[i] != expected) return false;
