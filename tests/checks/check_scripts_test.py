@@ -183,6 +183,28 @@ const char* refusal(const Feature& a, const Feature& b) {
 
 
 @unittest.skipUnless(platform.machine() == "x86_64" and sys.platform == "linux", "plants x86 instructions")
+class TsanReports(Folder):
+    RACE = ("WARNING: ThreadSanitizer: data race (pid=7)\n  Write of size 8 at 0x7f by main thread:\n    #0 kernel\n\n"
+            "  Previous write of size 8 at 0x7f by thread T1:\n    {}\n\nSUMMARY: ThreadSanitizer: data race in kernel\n")
+    LINE = "==================\n"
+
+    def test_none(self):
+        self.assert_clean(run("lib/judge-tsan-reports", self.root))
+
+    def test_other_side_lost(self):
+        self.write("report.7", self.LINE + self.RACE.format("[failed to restore the stack]") + self.LINE
+                   + "ThreadSanitizer: reported 1 warnings\n")
+        result = run("lib/judge-tsan-reports", self.root)
+        self.assert_clean(result)
+        self.assertIn("0 reports; 1 left out", result[1])
+
+    def test_race(self):
+        lost, known = self.RACE.format("[failed to restore the stack]"), self.RACE.format("#0 other")
+        self.write("report.7", self.LINE + lost + self.LINE + self.LINE + known + self.LINE)
+        self.write("report.8", self.LINE + known + self.LINE)
+        self.assert_fault(run("lib/judge-tsan-reports", self.root), "#0 other", "2 reports; 1 left out")
+
+
 class Symbols(Folder):
     def compile(self, text, *options):
         source = self.write("a.cpp", text)
