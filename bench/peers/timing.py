@@ -10,6 +10,9 @@ LEAST_ROUNDS = 7  # so that quartiles mean something
 MOST_ROUNDS = 3000
 SAMPLE = 50e-6  # seconds: shorter calls are timed several at once, so that reading the clock does not count
 WARM_UP = 200e-6  # seconds of untimed calls before a sample, at least one
+# Seconds until an engine's idle workers have left the CPUs: libgomp's turn for up to 8 ms here, and within 4 ms calls of 2 ms had
+# half of the time a CPU less.
+PAUSE = 0.02
 
 
 def _calls_in(seconds, call):
@@ -45,7 +48,7 @@ def interleave(engines, budget, threads, at=lambda engine: None):
                 warm_ups, calls = repeats[name]
                 at(name)
                 if threads > 1:
-                    time.sleep(0.004)
+                    time.sleep(PAUSE)
                 for _ in range(warm_ups):
                     call()
                 begin = time.perf_counter()

@@ -55,15 +55,16 @@ use_ccache() {
 }
 
 # fingerprint_of_stage NAME: what a test stage's result depends on, the sources as they stand, committed or not. Measurements, and
-# the texts made of them, are read by the stage perf alone; what is written in Python, and the Python module, by the stages of these.
+# the texts made of them, are read by the stage perf alone; what is written in Python, the Python module and how rivals are
+# measured, by the stages of these.
 fingerprint_of_stage() (
   cd "$POLYHEAD_ROOT"
   inputs=(CMakeLists.txt CMakePresets.json pyproject.toml cmake include simd src tests python bench examples scripts)
-  left_out=(bench/results python tests/python tests/perf)
+  left_out=(bench/results bench/peers python tests/python tests/perf)
   case $1 in
     perf) inputs+=(README.md docs) left_out=(docs/full-test-result.md tests/python) ;;
     report_in_browser) left_out=(bench/results tests/python) ;;
-    python*) left_out=(bench/results tests/perf) ;;
+    python*) left_out=(bench/results bench/peers tests/perf) ;;
   esac
   pruned=(-false)
   for path in "${left_out[@]}"; do pruned+=(-o -path "$path"); done
