@@ -39,6 +39,18 @@ class PagesTest : public EveryIsa {
       }
     }
   }
+
+  // All weights, whether keys lie in one tensor or, with two threads, in pages of which the table has as many as keys need.
+  void expect_same_weights(const AttentionCase& test, const Pages& pages) {
+    const AttentionSpec& spec = test.spec;
+    const Tensor weights(DType::f32, {spec.batch, spec.heads, spec.query_length, spec.key_length}), in_pages = weights.clone();
+    AttentionWeightsRequest request;
+    request.weights = weights;
+    attention_weights(runtime(), test.inputs(), test.options(), request);
+    request.weights = in_pages;
+    attention_weights(runtime(2), pages.inputs(test.inputs()), test.options(), request);
+    EXPECT_TRUE(same_bits(weights, in_pages)) << test.describe() << ": " << first_difference(weights, in_pages);
+  }
 };
 
 TEST_P(PagesTest, GiveTheBitsOfPlainAttention) {
@@ -313,14 +325,7 @@ TEST_P(PagesTest, WeightsOfSequencesReadKeysWhereTheyLie) {
     if (mask.has_prefix) test.prefix_lengths = integers(DType::i64, {T - 50, T - 50, 260});
     if (mask.has_query_lengths) test.query_lengths = integers(DType::i64, {T / 2, T, T});
     const Pages pages(test, 8, 0, random.chance(0.5), random);
-    const Tensor weights(DType::f32, {3, 2, T, S}), in_pages(DType::f32, {3, 2, T, S});
-    AttentionWeightsRequest request;
-    request.weights = weights;
-    attention_weights(runtime(), test.inputs(), test.options(), request);
-    fill(in_pages, not_a_number);
-    request.weights = in_pages;
-    attention_weights(runtime(2), pages.inputs(test.inputs()), test.options(), request);
-    EXPECT_TRUE(same_bits(weights, in_pages)) << test.describe() << ": " << first_difference(weights, in_pages);
+    expect_same_weights(test, pages);
   }
 }
 
@@ -335,14 +340,7 @@ TEST_P(PagesTest, WeightsOfRowsBehindTheKeysReadNone) {
     if (mask.has_offsets) test.offsets = integers(DType::i64, {40, 0, 20, 50, 0});
     if (mask.has_query_lengths) test.query_lengths = integers(DType::i64, {T, 90, T, T, 100});
     const Pages pages(test, 8, 0, random.chance(0.5), random);
-    const Tensor weights(DType::f32, {5, 2, T, S}), in_pages(DType::f32, {5, 2, T, S});
-    AttentionWeightsRequest request;
-    request.weights = weights;
-    attention_weights(runtime(), test.inputs(), test.options(), request);
-    fill(in_pages, not_a_number);
-    request.weights = in_pages;
-    attention_weights(runtime(), pages.inputs(test.inputs()), test.options(), request);
-    EXPECT_TRUE(same_bits(weights, in_pages)) << test.describe() << ": " << first_difference(weights, in_pages);
+    expect_same_weights(test, pages);
   }
 }
 

@@ -179,10 +179,10 @@ AttentionCase random_case(std::uint64_t seed) {
 
 // Every ISA against the oracle, and its bits for one thread and for two.
 void run_call(std::uint64_t seed) {
-  set_crash_note("POLYHEAD_TEST_SEED=" + std::to_string(seed) + " POLYHEAD_TEST_ITERATIONS=1");
+  const std::string repeat = "POLYHEAD_TEST_SEED=" + std::to_string(seed) + " POLYHEAD_TEST_ITERATIONS=1";
+  set_crash_note(repeat);
   const AttentionCase test = random_case(seed);
-  const std::string where = "POLYHEAD_TEST_SEED=" + std::to_string(seed) + " POLYHEAD_TEST_ITERATIONS=1, out " +
-                            test.out.view().describe() + ", key " + test.key.view().describe();
+  const std::string where = repeat + ", out " + test.out.view().describe() + ", key " + test.key.view().describe();
   ASSERT_TRUE(run_everywhere(test, where));
   for (const Isa isa : isas_of(test.spec)) {
     const Tensor one = run_fresh(test, runtime_on(isa, 1)), two = run_fresh(test, runtime_on(isa, 2));
