@@ -32,29 +32,24 @@ namespace {
 
 // The same for one row and a block of V that holds NaN or infinities: keys whose weight is marked as -0 are passed over.
 template <class T>
-static HWY_NOINLINE void AddSelectedValues(const ValueRun<T>& run) {
+static HWY_NOINLINE void AddSelectedValues(const ValueRun<T>& run, const KeyOrder& order, size_t row) {
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
+  float* HWY_RESTRICT sums = run.sums + row * run.sum_floats;
   for (size_t e = 0; e < run.columns; e += lanes) {
-    Floats sum = hn::Load(df, run.sums + e);
-    for (size_t i = 0; i < run.key_count; ++i) {
-      const float* weight = run.weights + run.keys[i];
+    Floats sum = hn::Load(df, sums + e);
+    for (size_t i = 0; i < order.count; ++i) {
+      const float* weight = run.weights + row * kDecodeKeyBlock + order.keys[i];
       std::uint32_t bits;
       __builtin_memcpy(&bits, weight, sizeof(bits));
       if (bits == 0x80000000u) continue;
-      const T* value = run.value.Row(run.keys[i]) + e;
+      const T* value = run.value.Row(order.keys[i]) + e;
       const Floats v = e + lanes <= run.columns ? LoadElements(df, value) : LoadPartial(df, value, run.columns - e);
       sum = hn::MulAdd(hn::Set(df, *weight), v, sum);
     }
-    hn::Store(sum, df, run.sums + e);
+    hn::Store(sum, df, sums + e);
   }
 }
-
-// The keys of a block that rows may see, in the order in which they are taken.
-struct KeyOrder {
-  const std::uint16_t* keys;
-  size_t count;
-};
 
 // The keys of a block that rows may see. What lies between them and the ends of whole vectors is to be excluded.
 struct KeySpan {
@@ -412,21 +407,17 @@ class DecodeRun {
         return AddIntegerValues(value, order, columns, NextKeys(args, first_key, key_end));
       }
     }
-    AddBlock({value, order.keys, order.count, scores_, chains_, sum_floats_, columns}, selects, alpha);
+    AddBlock({value, scores_, chains_, sum_floats_, columns}, order, selects, alpha);
   }
 
   // A block's values, a chain of their own: one over all keys would be as long as they are many, and so would its error where
   // its terms are alike. The call's first one is the sums, which are 0 before it.
-  HWY_INLINE void AddBlock(ValueRun<T> run, bool selects, const float* alpha) {
+  HWY_INLINE void AddBlock(ValueRun<T> run, const KeyOrder& order, bool selects, const float* alpha) {
     run.sums = has_sums_ ? Chains() : sums_;
     if (HWY_LIKELY(!selects)) {
-      AddValuesOfOrder(run);
+      AddValuesOfOrder(run, order, rows_);
     } else {
-      for (size_t i = 0; i < rows_; ++i) {
-        AddSelectedValues(run);
-        run.weights += kDecodeKeyBlock;
-        run.sums += sum_floats_;
-      }
+      for (size_t i = 0; i < rows_; ++i) AddSelectedValues(run, order, i);
     }
     if (has_sums_) JoinChains(alpha);
     has_sums_ = true;
@@ -478,52 +469,49 @@ class DecodeRun {
   void ComputeScores(const AttentionF32Args& args, const BlockRows<T>& key, const BlockRows<T>& value, const KeyOrder& order) {
     if constexpr (kIntegers) {
       if (integers_) {
-        const typename Tiles::Scores tile = {
-            key, order.keys, query_integers_, query_words_, static_cast<size_t>(args.head_dim), scores_};
-        return Tiles::ScoresOfOrder(tile, order.count, rows_, {value, static_cast<size_t>(args.value_dim)});
+        const typename Tiles::Scores run = {key, query_integers_, query_words_, static_cast<size_t>(args.head_dim), scores_};
+        return Tiles::ScoresOfOrder(run, order, rows_, {value, static_cast<size_t>(args.value_dim)});
       }
     }
-    const ScoreTile<T> tile = {key, order.keys, query_, query_floats_, static_cast<size_t>(args.head_dim), scores_};
+    const ScoreRun<T> run = {key, query_, query_floats_, static_cast<size_t>(args.head_dim), scores_};
     if (rows_ >= DecodeLimits::kRows) {
-      ScoresOfOrder<DecodeLimits::ScoreKeys(DecodeLimits::kRows)>(tile, order.count, rows_);
+      ScoresOfOrder<DecodeLimits::ScoreKeys(DecodeLimits::kRows)>(run, order, rows_);
     } else {
-      ScoresOfOrder<4>(tile, order.count, rows_);
+      ScoresOfOrder<4>(run, order, rows_);
     }
   }
 
   void ComputeShortScores(const AttentionF32Args& args, const BlockRows<T>& key, const BlockRows<T>& value, size_t keys) {
-    ScoreQuad<T> quad;
-    quad.query = query_;
-    quad.query_floats = query_floats_;
-    quad.head_dim = static_cast<size_t>(args.head_dim);
-    for (size_t i = 0; i < keys; i += 4) {
-      // The last keys of a block that isn't whole: the same four-key tile, so that a key's score has the same bits in any
-      // block.
-      for (size_t j = 0; j < 4; ++j) {
-        quad.key[j] = key.Row(HWY_MIN(i + j, keys - 1));
-      }
-      if (keys == kShortRowBlock) PrefetchRows(value.Row(i), args.value_stride, 4, static_cast<size_t>(args.value_dim));
-      quad.scores = scores_ + i;
-      ScoresOfShortRows(quad, rows_);
-    }
+    const size_t fetched = keys == kShortRowBlock ? static_cast<size_t>(args.value_dim) : 0;
+    const ShortScoreRun<T> run = {key,     keys,  query_, query_floats_, static_cast<size_t>(args.head_dim),
+                                  scores_, value, fetched};
+    ScoresOfShortRows(run, 0, rows_);
   }
 
   // A block's keys are one chain.
   void AddValuesOfShortRows(const AttentionF32Args& args, const BlockRows<T>& key, std::int64_t first_key, size_t keys,
                             const float* alpha) {
-    const size_t columns = static_cast<size_t>(args.value_dim);
     has_sums_ = true;
     const auto run_from = [&](size_t done) {
       return RunOfKeys<T>(args, first_key + static_cast<std::int64_t>(done), first_key + static_cast<std::int64_t>(keys));
     };
     const auto first = run_from(0);
-    ValueStrip<T> strip = {first.value, args.value_stride, keys,    scores_,         alpha,
-                           sums_,       sum_floats_,       nullptr, args.key_stride, static_cast<size_t>(args.head_dim)};
+    ValueStrip<T> strip = {};
+    strip.value = first.value;
+    strip.value_stride = args.value_stride;
+    strip.keys = keys;
+    strip.columns = static_cast<size_t>(args.value_dim);
+    strip.weights = scores_;
+    strip.alpha = alpha;
+    strip.sums = sums_;
+    strip.sum_floats = sum_floats_;
+    strip.key_stride = args.key_stride;
+    strip.head_dim = static_cast<size_t>(args.head_dim);
     if (HWY_LIKELY(static_cast<size_t>(first.count) == keys)) {
       if (keys == kShortRowBlock) {
         strip.next_key = Offset(key.first, static_cast<std::ptrdiff_t>(kShortRowBlock) * args.key_stride);
       }
-      return AddShortValues<true>(strip, rows_, columns);
+      return AddShortValues<true>(strip, 0, rows_);
     }
     strip.sums = Chains();
     for (size_t done = 0; done < keys; done += strip.keys) {
@@ -531,7 +519,7 @@ class DecodeRun {
       strip.value = run.value;
       strip.keys = static_cast<size_t>(run.count);
       strip.weights = scores_ + done;
-      AddShortValues<false>(strip, rows_, columns);
+      AddShortValues<false>(strip, 0, rows_);
     }
     JoinChains(alpha);
   }
@@ -579,17 +567,6 @@ class DecodeRun {
     Tiles::AddValuesOfOrder(run, rows_);
     for (size_t i = 0; i < rows_; ++i) {
       Tiles::AddSums(sum_integers_ + i * sum_words_, sum_words_, steps[i], sums_ + i * sum_floats_, sum_floats_);
-    }
-  }
-
-  void AddValuesOfOrder(ValueRun<T> run) {
-    if (rows_ <= DecodeLimits::kRows) return AddValuesOfRows(run, rows_);
-    // Rows that come later find their keys' values in the first-level cache.
-    constexpr size_t kKeys = 16;
-    const size_t keys = run.key_count;
-    for (size_t i = 0; i < keys; i += kKeys, run.keys += kKeys) {
-      run.key_count = HWY_MIN(kKeys, keys - i);
-      AddValuesOfRows(run, rows_);
     }
   }
 

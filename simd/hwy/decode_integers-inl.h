@@ -141,10 +141,9 @@ struct IntegerTiles {
     }
   }
 
-  // A few keys' scores, in steps of the queries'.
+  // Scores of a block's keys, in steps of the queries'.
   struct Scores {
     BlockRows<T> key;
-    const std::uint16_t* keys;  // the tile's
     const std::int16_t* query;  // rows of query_words words
     size_t query_words;
     size_t head_dim;
@@ -152,15 +151,16 @@ struct IntegerTiles {
   };
 
   template <size_t kRows, size_t kKeys>
-  static HWY_NOINLINE void ScoresOfKeys(const Scores& tile) {
+  static HWY_NOINLINE void ScoresOfKeys(const Scores& run, const std::uint16_t* HWY_RESTRICT keys, size_t first_row) {
     const ShortTag dw;
     Ints sum[kRows][kKeys];
     POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] =
         hn::Zero(IntTag());
     const T* key[kKeys];
-    tile.key.Find(tile.keys, key);
-    const std::int16_t* HWY_RESTRICT query = tile.query;
-    const size_t query_words = tile.query_words, head_dim = tile.head_dim;
+    run.key.Find(keys, key);
+    const size_t query_words = run.query_words, head_dim = run.head_dim;
+    const std::int16_t* HWY_RESTRICT query = run.query + first_row * query_words;
+    float* HWY_RESTRICT scores = run.scores + first_row * kDecodeKeyBlock;
     size_t d = 0;
     for (; d + kWordLanes <= head_dim; d += kWordLanes) {
       Shorts k[kKeys];
@@ -182,41 +182,37 @@ struct IntegerTiles {
     if constexpr (kRows == 4 && kKeys < 4) {
       POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) {
         StoreFourLaneSums(sum[0][i], sum[1][i], sum[2][i], sum[3][i], sums);
-        float* HWY_RESTRICT to = tile.scores + tile.keys[i];
+        float* HWY_RESTRICT to = scores + keys[i];
         POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) to[row * kDecodeKeyBlock] = sums[row];
       }
     } else {
       POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
         const Ints* s = sum[row];
         StoreFourLaneSums(s[0], s[1 % kKeys], s[2 % kKeys], s[3 % kKeys], sums);
-        float* HWY_RESTRICT to = tile.scores + row * kDecodeKeyBlock;
-        POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) to[tile.keys[i]] = sums[i];
+        float* HWY_RESTRICT to = scores + row * kDecodeKeyBlock;
+        POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) to[keys[i]] = sums[i];
       }
     }
   }
 
   template <size_t kKeys, size_t kRows = kMostRows>
-  static HWY_INLINE void ScoresOfRows(Scores tile, size_t rows) {
-    for (; rows >= kRows; rows -= kRows) {
-      ScoresOfKeys<kRows, kKeys>(tile);
-      tile.query += kRows * tile.query_words;
-      tile.scores += kRows * kDecodeKeyBlock;
-    }
+  static HWY_INLINE void ScoresOfRows(const Scores& run, const std::uint16_t* keys, size_t row, size_t rows) {
+    for (; row + kRows <= rows; row += kRows) ScoresOfKeys<kRows, kKeys>(run, keys, row);
     if constexpr (kRows > 1) {
-      if (rows > 0) ScoresOfRows<kKeys, kRows - 1>(tile, rows);
+      if (row < rows) ScoresOfRows<kKeys, kRows - 1>(run, keys, row, rows);
     }
   }
 
   template <size_t kKeys>
-  static HWY_INLINE void ScoresOfOrderBy(Scores tile, size_t keys, size_t rows, const RowsAhead<T>& values) {
-    for (size_t i = 0; i < keys; i += kKeys, tile.keys += kKeys) {
-      if (i % kTileKeys == 0) Fetch(values, tile.keys, 0, values.columns);
-      ScoresOfRows<kKeys>(tile, rows);
+  static HWY_INLINE void ScoresOfOrderBy(const Scores& run, const KeyOrder& order, size_t rows, const RowsAhead<T>& values) {
+    for (size_t i = 0; i < order.count; i += kKeys) {
+      if (i % kTileKeys == 0) Fetch(values, order.keys + i, 0, values.columns);
+      ScoresOfRows<kKeys>(run, order.keys + i, 0, rows);
     }
   }
-  static void ScoresOfOrder(const Scores& tile, size_t keys, size_t rows, const RowsAhead<T>& values) {
-    if (rows > 2) return ScoresOfOrderBy<ScoreKeys(kMostRows)>(tile, keys, rows, values);
-    ScoresOfOrderBy<4>(tile, keys, rows, values);
+  static void ScoresOfOrder(const Scores& run, const KeyOrder& order, size_t rows, const RowsAhead<T>& values) {
+    if (rows > 2) return ScoresOfOrderBy<ScoreKeys(kMostRows)>(run, order, rows, values);
+    ScoresOfOrderBy<4>(run, order, rows, values);
   }
 
   // A row's weights, scales included, of the keys of an order, as integers. Returns their step. A weight that is NaN makes the

@@ -13,14 +13,26 @@ constexpr size_t kShortRow = 48;  // elements
 constexpr size_t kShortRowBlock = 64;
 constexpr size_t kPrefetchRows = 4;
 
-// Four keys that follow one another; K is of T.
+// Scores of a block's keys, which follow one another, four at a time; K and V are of T.
 template <class T>
-struct ScoreQuad {
-  const T* key[4];
+struct ShortScoreRun {
+  BlockRows<T> key;
+  size_t keys;
   const float* query;  // rows of query_floats floats, scaled, padded with zeros to whole vectors
   size_t query_floats;
   size_t head_dim;
-  float* scores;  // rows of kDecodeKeyBlock floats
+  float* scores;        // rows of kDecodeKeyBlock floats
+  BlockRows<T> values;  // what to ask for meanwhile
+  size_t value_dim;     // 0: nothing
+
+  // The rows of four keys from `first` on. The last keys of a block that isn't whole are a four as well, so that a key's score
+  // has the same bits in any block.
+  HWY_INLINE void Find(size_t first, const T* (&rows)[4]) const {
+    POLYHEAD_UNROLL for (size_t i = 0; i < 4; ++i) rows[i] = key.Row(HWY_MIN(first + i, keys - 1));
+  }
+  HWY_INLINE void FetchValues(size_t first) const {
+    if (value_dim != 0) PrefetchRows(values.Row(first), values.stride, 4, value_dim);
+  }
 };
 
 #if HWY_HAVE_SCALABLE
@@ -32,20 +44,26 @@ struct ShortRowLimits {
 };
 
 template <size_t kRows, class T>
-static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad<T>& quad) {
+static HWY_NOINLINE void ScoresOfNeighbours(const ShortScoreRun<T>& run, size_t row) {
   static_assert(kRows == 1, "vectors without a size can't be array elements");
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
-  Floats a = hn::Zero(df), b = a, c = a, e = a;
-  for (size_t d = 0; d < quad.head_dim; d += lanes) {
-    const size_t left = quad.head_dim - d;
-    const Floats q = hn::Load(df, quad.query + d);
-    a = hn::MulAdd(LoadFirst(df, quad.key[0] + d, left), q, a);
-    b = hn::MulAdd(LoadFirst(df, quad.key[1] + d, left), q, b);
-    c = hn::MulAdd(LoadFirst(df, quad.key[2] + d, left), q, c);
-    e = hn::MulAdd(LoadFirst(df, quad.key[3] + d, left), q, e);
+  const float* HWY_RESTRICT query = run.query + row * run.query_floats;
+  for (size_t first = 0; first < run.keys; first += 4) {
+    if (row == 0) run.FetchValues(first);
+    const T* key[4];
+    run.Find(first, key);
+    Floats a = hn::Zero(df), b = a, c = a, e = a;
+    for (size_t d = 0; d < run.head_dim; d += lanes) {
+      const size_t left = run.head_dim - d;
+      const Floats q = hn::Load(df, query + d);
+      a = hn::MulAdd(LoadFirst(df, key[0] + d, left), q, a);
+      b = hn::MulAdd(LoadFirst(df, key[1] + d, left), q, b);
+      c = hn::MulAdd(LoadFirst(df, key[2] + d, left), q, c);
+      e = hn::MulAdd(LoadFirst(df, key[3] + d, left), q, e);
+    }
+    StoreFourSums(df, a, b, c, e, run.scores + row * kDecodeKeyBlock + first);
   }
-  StoreFourSums(df, a, b, c, e, quad.scores);
 }
 
 #else  // vectors with a size
@@ -61,88 +79,94 @@ struct ShortRowLimits {
 };
 
 template <size_t kRows, class T>
-static HWY_NOINLINE void ScoresOfNeighbours(const ScoreQuad<T>& quad) {
+static HWY_NOINLINE void ScoresOfNeighbours(const ShortScoreRun<T>& run, size_t row) {
   const FloatTag df;
-  Floats sum[kRows][4];
-  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] =
-      hn::Zero(df);
-  const float* HWY_RESTRICT query = quad.query;
-  size_t d = 0;
-  for (; d + kFloatLanes <= quad.head_dim; d += kFloatLanes) {
-    Floats k[4];
-    POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) k[i] = LoadElements(df, quad.key[i] + d);
-    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
-      const Floats q = hn::Load(df, query + row * quad.query_floats + d);
-      POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
+  const size_t query_floats = run.query_floats, head_dim = run.head_dim;
+  const float* HWY_RESTRICT query = run.query + row * query_floats;
+  float* HWY_RESTRICT scores = run.scores + row * kDecodeKeyBlock;
+  for (size_t first = 0; first < run.keys; first += 4) {
+    if (row == 0) run.FetchValues(first);
+    const T* key[4];
+    run.Find(first, key);
+    Floats sum[kRows][4];
+    POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[j][i] = hn::Zero(df);
+    size_t d = 0;
+    for (; d + kFloatLanes <= head_dim; d += kFloatLanes) {
+      Floats k[4];
+      POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) k[i] = LoadElements(df, key[i] + d);
+      POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) {
+        const Floats q = hn::Load(df, query + j * query_floats + d);
+        POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[j][i] = hn::MulAdd(k[i], q, sum[j][i]);
+      }
     }
-  }
-  if (d < quad.head_dim) {
-    Floats k[4];
-    POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) k[i] = LoadPartial(df, quad.key[i] + d, quad.head_dim - d);
-    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
-      const Floats q = hn::Load(df, query + row * quad.query_floats + d);
-      POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
+    if (d < head_dim) {
+      Floats k[4];
+      POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) k[i] = LoadPartial(df, key[i] + d, head_dim - d);
+      POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) {
+        const Floats q = hn::Load(df, query + j * query_floats + d);
+        POLYHEAD_UNROLL for (int i = 0; i < 4; ++i) sum[j][i] = hn::MulAdd(k[i], q, sum[j][i]);
+      }
     }
-  }
-  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
-    StoreFourSums(df, sum[row][0], sum[row][1], sum[row][2], sum[row][3], quad.scores + row * kDecodeKeyBlock);
+    POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) {
+      StoreFourSums(df, sum[j][0], sum[j][1], sum[j][2], sum[j][3], scores + j * kDecodeKeyBlock + first);
+    }
   }
 }
 
 #endif  // HWY_HAVE_SCALABLE
 
 template <size_t kRows = ShortRowLimits::kScoreRows, class T>
-HWY_INLINE void ScoresOfShortRows(ScoreQuad<T> quad, size_t rows) {
-  for (; rows >= kRows; rows -= kRows) {
-    ScoresOfNeighbours<kRows>(quad);
-    quad.query += kRows * quad.query_floats;
-    quad.scores += kRows * kDecodeKeyBlock;
-  }
+HWY_INLINE void ScoresOfShortRows(const ShortScoreRun<T>& run, size_t row, size_t rows) {
+  for (; row + kRows <= rows; row += kRows) ScoresOfNeighbours<kRows>(run, row);
   if constexpr (kRows > 1) {
-    if (rows > 0) ScoresOfShortRows<kRows - 1>(quad, rows);
+    if (row < rows) ScoresOfShortRows<kRows - 1>(run, row, rows);
   }
 }
 
-// Sums of a few rows over a few vectors of value columns; K and V are of T. kJoins: sums = alpha * sums + a chain of their own;
-// else the sums are a chain, which goes on.
+// Sums of rows over value columns; K and V are of T. kJoins: sums = alpha * sums + a chain of their own; else the sums are a
+// chain, which goes on.
 template <class T>
 struct ValueStrip {
   const T* value;
   std::ptrdiff_t value_stride;
   size_t keys;
+  size_t columns;
   const float* weights;  // rows of kDecodeKeyBlock floats
   const float* alpha;    // [row]
   float* sums;           // rows of sum_floats floats
   size_t sum_floats;
-  const T* next_key;  // nullptr: nothing to fetch
+  const T* next_key;  // what to ask for meanwhile; nullptr: nothing
   std::ptrdiff_t key_stride;
   size_t head_dim;
 };
 
 #if HWY_HAVE_SCALABLE
 
+// kVectors vectors of columns from `column` on.
 template <bool kJoins, size_t kRows, size_t kVectors, class T>
-static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
+static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t row, size_t column) {
   static_assert(kRows == 1, "vectors without a size can't be array elements");
   const FloatTag df;
-  const size_t lanes = hn::Lanes(df);
+  const size_t lanes = hn::Lanes(df), columns = strip.columns - column;
   const size_t left1 = columns > lanes ? columns - lanes : 0;
   const size_t left2 = columns > 2 * lanes ? columns - 2 * lanes : 0;
   const size_t left3 = columns > 3 * lanes ? columns - 3 * lanes : 0;
   const size_t at1 = kVectors > 1 ? lanes : 0, at2 = kVectors > 2 ? 2 * lanes : 0, at3 = kVectors > 3 ? 3 * lanes : 0;
-  const auto start = [&](size_t at) HWY_ATTR { return kJoins ? hn::Zero(df) : hn::Load(df, strip.sums + at); };
+  float* HWY_RESTRICT sums = strip.sums + row * strip.sum_floats + column;
+  const float* HWY_RESTRICT weights = strip.weights + row * kDecodeKeyBlock;
+  const auto start = [&](size_t at) HWY_ATTR { return kJoins ? hn::Zero(df) : hn::Load(df, sums + at); };
   Floats c0 = start(0), c1 = start(at1), c2 = start(at2), c3 = start(at3);
-  const T* HWY_RESTRICT value = strip.value;
+  const T* HWY_RESTRICT value = strip.value + column;
   for (size_t key = 0; key < strip.keys; ++key, value = Offset(value, strip.value_stride)) {
-    const Floats p = hn::Set(df, strip.weights[key]);
+    const Floats p = hn::Set(df, weights[key]);
     c0 = hn::MulAdd(p, LoadFirst(df, value, columns), c0);
     if (kVectors > 1) c1 = hn::MulAdd(p, LoadFirst(df, value + at1, left1), c1);
     if (kVectors > 2) c2 = hn::MulAdd(p, LoadFirst(df, value + at2, left2), c2);
     if (kVectors > 3) c3 = hn::MulAdd(p, LoadFirst(df, value + at3, left3), c3);
   }
   const auto finish = [&](size_t at, Floats c) HWY_ATTR {
-    if (kJoins) c = hn::MulAdd(hn::Set(df, strip.alpha[0]), hn::Load(df, strip.sums + at), c);
-    hn::Store(c, df, strip.sums + at);
+    if (kJoins) c = hn::MulAdd(hn::Set(df, strip.alpha[row]), hn::Load(df, sums + at), c);
+    hn::Store(c, df, sums + at);
   };
   finish(0, c0);
   if (kVectors > 1) finish(at1, c1);
@@ -152,19 +176,23 @@ static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
 
 #else  // vectors with a size
 
-// `columns` value columns; only the last vector may be incomplete.
+// kVectors vectors of columns from `column` on; only the last vector may be incomplete.
 template <bool kJoins, size_t kRows, size_t kVectors, class T>
-static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
+static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t first_row, size_t column) {
   const FloatTag df;
+  const size_t keys = strip.keys, sum_floats = strip.sum_floats;
+  float* HWY_RESTRICT sums = strip.sums + first_row * sum_floats + column;
+  const float* HWY_RESTRICT weights = strip.weights + first_row * kDecodeKeyBlock;
   Floats sum[kRows][kVectors];
   POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j) {
-    sum[row][j] = kJoins ? hn::Zero(df) : hn::Load(df, strip.sums + row * strip.sum_floats + j * kFloatLanes);
+    sum[row][j] = kJoins ? hn::Zero(df) : hn::Load(df, sums + row * sum_floats + j * kFloatLanes);
   }
-  const T* HWY_RESTRICT value = strip.value;
-  const float* HWY_RESTRICT weights = strip.weights;
-  const size_t rest = columns % kFloatLanes;
-  for (size_t key = 0; key < strip.keys; ++key, value = Offset(value, strip.value_stride)) {
-    if (strip.next_key && key % kPrefetchRows == 0) {
+  const T* HWY_RESTRICT value = strip.value + column;
+  const std::ptrdiff_t value_stride = strip.value_stride;
+  const bool fetches = strip.next_key != nullptr && first_row == 0 && column == 0;
+  const size_t columns = HWY_MIN(strip.columns - column, kVectors * kFloatLanes), rest = columns % kFloatLanes;
+  for (size_t key = 0; key < keys; ++key, value = Offset(value, value_stride)) {
+    if (fetches && key % kPrefetchRows == 0) {
       PrefetchRows(Offset(strip.next_key, static_cast<std::ptrdiff_t>(key) * strip.key_stride), strip.key_stride, kPrefetchRows,
                    strip.head_dim);
     }
@@ -178,40 +206,30 @@ static HWY_NOINLINE void AddStrip(const ValueStrip<T>& strip, size_t columns) {
     }
   }
   POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t j = 0; j < kVectors; ++j) {
-    float* const to = strip.sums + row * strip.sum_floats + j * kFloatLanes;
-    if (kJoins) sum[row][j] = hn::MulAdd(hn::Set(df, strip.alpha[row]), hn::Load(df, to), sum[row][j]);
+    float* const to = sums + row * sum_floats + j * kFloatLanes;
+    if (kJoins) sum[row][j] = hn::MulAdd(hn::Set(df, strip.alpha[first_row + row]), hn::Load(df, to), sum[row][j]);
     hn::Store(sum[row][j], df, to);
   }
 }
 
 #endif  // HWY_HAVE_SCALABLE
 
+// kRows rows and all columns from `column` on, of which there are some.
 template <bool kJoins, size_t kRows, size_t kVectors = ShortRowLimits::ValueVectors(kRows), class T>
-HWY_INLINE void AddColumnsOfStrip(ValueStrip<T> strip, size_t columns) {
-  const size_t whole = kVectors * hn::Lanes(FloatTag());
-  while (columns + hn::Lanes(FloatTag()) > whole) {
-    const size_t taken = HWY_MIN(columns, whole);
-    AddStrip<kJoins, kRows, kVectors>(strip, taken);
-    strip.value += taken;
-    strip.sums += taken;
-    strip.next_key = nullptr;
-    columns -= taken;
-    if (columns == 0) return;
+HWY_INLINE void AddColumnsOfStrip(const ValueStrip<T>& strip, size_t row, size_t column) {
+  const size_t lanes = hn::Lanes(FloatTag()), taken = kVectors * lanes;
+  for (; column + taken < strip.columns + lanes; column += taken) {
+    AddStrip<kJoins, kRows, kVectors>(strip, row, column);
+    if (column + taken >= strip.columns) return;
   }
-  if constexpr (kVectors > 1) AddColumnsOfStrip<kJoins, kRows, kVectors - 1>(strip, columns);
+  if constexpr (kVectors > 1) AddColumnsOfStrip<kJoins, kRows, kVectors - 1>(strip, row, column);
 }
 
 template <bool kJoins, size_t kRows = ShortRowLimits::kValueRows, class T>
-HWY_INLINE void AddShortValues(ValueStrip<T> strip, size_t rows, size_t columns) {
-  for (; rows >= kRows; rows -= kRows) {
-    AddColumnsOfStrip<kJoins, kRows>(strip, columns);
-    strip.weights += kRows * kDecodeKeyBlock;
-    strip.alpha += kRows;
-    strip.sums += kRows * strip.sum_floats;
-    strip.next_key = nullptr;
-  }
+HWY_INLINE void AddShortValues(const ValueStrip<T>& strip, size_t row, size_t rows) {
+  for (; row + kRows <= rows; row += kRows) AddColumnsOfStrip<kJoins, kRows>(strip, row, 0);
   if constexpr (kRows > 1) {
-    if (rows > 0) AddShortValues<kJoins, kRows - 1>(strip, rows, columns);
+    if (row < rows) AddShortValues<kJoins, kRows - 1>(strip, row, rows);
   }
 }
 

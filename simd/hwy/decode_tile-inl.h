@@ -102,23 +102,30 @@ struct BlockRows {
   const T* Row(size_t key) const { return apart ? apart[key] : Offset(first, static_cast<std::ptrdiff_t>(key) * stride); }
 };
 
-// A few keys' scores; K is of T.
+// What tiles take part in is handed to them by reference, and what differs from tile to tile beside it: a copy with another
+// pointer in it is read back in whole vectors right after the pointer was written, and each time waits until that has reached
+// the cache, for longer than a tile of short rows takes.
+
+// Scores of a block's keys; K is of T.
 template <class T>
-struct ScoreTile {
+struct ScoreRun {
   BlockRows<T> key;
-  const std::uint16_t* keys;  // the tile's
-  const float* query;         // rows of query_floats floats, scaled, padded with zeros to whole vectors
+  const float* query;  // rows of query_floats floats, scaled, padded with zeros to whole vectors
   size_t query_floats;
   size_t head_dim;
   float* scores;  // rows of kDecodeKeyBlock floats
 };
 
-// Some keys' weighted values; V is of T.
+// Some keys of a block, in the order in which they are taken.
+struct KeyOrder {
+  const std::uint16_t* keys;
+  size_t count;
+};
+
+// Weighted values of a block's keys; V is of T.
 template <class T>
 struct ValueRun {
   BlockRows<T> value;
-  const std::uint16_t* keys;
-  size_t key_count;
   const float* weights;  // rows of kDecodeKeyBlock floats
   float* sums;           // rows of sum_floats floats
   size_t sum_floats;
@@ -134,51 +141,57 @@ struct DecodeLimits {
 };
 
 template <size_t kRows, size_t kKeys, class T>
-static HWY_NOINLINE void ScoresOfKeys(const ScoreTile<T>& tile) {
+static HWY_NOINLINE void ScoresOfKeys(const ScoreRun<T>& run, KeyOrder order, size_t row) {
   static_assert(kRows == 1 && kKeys == 4, "vectors without a size can't be array elements");
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
-  const T* key[4];
-  tile.key.Find(tile.keys, key);
-  Floats a = hn::Zero(df), b = a, c = a, e = a;
-  for (size_t d = 0; d < tile.head_dim; d += lanes) {
-    const size_t left = tile.head_dim - d;
-    const Floats q = hn::Load(df, tile.query + d);
-    a = hn::MulAdd(LoadFirst(df, key[0] + d, left), q, a);
-    b = hn::MulAdd(LoadFirst(df, key[1] + d, left), q, b);
-    c = hn::MulAdd(LoadFirst(df, key[2] + d, left), q, c);
-    e = hn::MulAdd(LoadFirst(df, key[3] + d, left), q, e);
+  const float* HWY_RESTRICT query = run.query + row * run.query_floats;
+  float* HWY_RESTRICT scores = run.scores + row * kDecodeKeyBlock;
+  for (size_t first = 0; first < order.count; first += kKeys, order.keys += kKeys) {
+    const T* key[4];
+    run.key.Find(order.keys, key);
+    Floats a = hn::Zero(df), b = a, c = a, e = a;
+    for (size_t d = 0; d < run.head_dim; d += lanes) {
+      const size_t left = run.head_dim - d;
+      const Floats q = hn::Load(df, query + d);
+      a = hn::MulAdd(LoadFirst(df, key[0] + d, left), q, a);
+      b = hn::MulAdd(LoadFirst(df, key[1] + d, left), q, b);
+      c = hn::MulAdd(LoadFirst(df, key[2] + d, left), q, c);
+      e = hn::MulAdd(LoadFirst(df, key[3] + d, left), q, e);
+    }
+    float sums[4];
+    StoreFourSums(df, a, b, c, e, sums);
+    for (size_t i = 0; i < 4; ++i) scores[order.keys[i]] = sums[i];
   }
-  float sums[4];
-  StoreFourSums(df, a, b, c, e, sums);
-  for (size_t i = 0; i < 4; ++i) tile.scores[tile.keys[i]] = sums[i];
 }
 
 template <size_t kRows, size_t kKeys, class T>
-static HWY_NOINLINE void AddValues(const ValueRun<T>& run) {
+static HWY_NOINLINE void AddValues(const ValueRun<T>& run, const KeyOrder& order, size_t row) {
   static_assert(kRows == 1 && (kKeys == 1 || kKeys == 4), "vectors without a size can't be array elements");
   const FloatTag df;
   const size_t lanes = hn::Lanes(df);
-  const std::uint16_t* HWY_RESTRICT keys = run.keys;
-  for (size_t i = 0; i + kKeys <= run.key_count; i += kKeys, keys += kKeys) {
+  const float* HWY_RESTRICT weights = run.weights + row * kDecodeKeyBlock;
+  float* HWY_RESTRICT sums = run.sums + row * run.sum_floats;
+  const std::uint16_t* HWY_RESTRICT keys = order.keys;
+  for (size_t i = 0; i + kKeys <= order.count; i += kKeys, keys += kKeys) {
     const T* value[kKeys];
-    Floats weight0 = hn::Set(df, run.weights[keys[0]]), weight1 = weight0, weight2 = weight0, weight3 = weight0;
+    Floats weight0 = hn::Set(df, weights[keys[0]]), weight1 = weight0, weight2 = weight0, weight3 = weight0;
     run.value.Find(keys, value);
     if (kKeys == 4) {
-      weight1 = hn::Set(df, run.weights[keys[1]]);
-      weight2 = hn::Set(df, run.weights[keys[2]]);
-      weight3 = hn::Set(df, run.weights[keys[3]]);
+      weight1 = hn::Set(df, weights[keys[1]]);
+      weight2 = hn::Set(df, weights[keys[2]]);
+      weight3 = hn::Set(df, weights[keys[3]]);
     }
     for (size_t e = 0; e < run.columns; e += lanes) {
       const size_t left = run.columns - e;
-      Floats sum = hn::Load(df, run.sums + e);
+      Floats sum = hn::Load(df, sums + e);
       sum = hn::MulAdd(weight0, LoadFirst(df, value[0] + e, left), sum);
       if constexpr (kKeys == 4) {
         sum = hn::MulAdd(weight1, LoadFirst(df, value[1] + e, left), sum);
         sum = hn::MulAdd(weight2, LoadFirst(df, value[2] + e, left), sum);
         sum = hn::MulAdd(weight3, LoadFirst(df, value[3] + e, left), sum);
       }
-      hn::Store(sum, df, run.sums + e);
+      hn::Store(sum, df, sums + e);
     }
   }
 }
@@ -197,65 +210,70 @@ struct DecodeLimits {
   static constexpr size_t ValueKeys(size_t rows) { return kManyRegisters || rows <= 2 ? 4 : 2; }
 };
 
+// Tiles of kKeys keys and kRows rows from `row` on, for all keys of an order.
 template <size_t kRows, size_t kKeys, class T>
-static HWY_NOINLINE void ScoresOfKeys(const ScoreTile<T>& tile) {
+static HWY_NOINLINE void ScoresOfKeys(const ScoreRun<T>& run, KeyOrder order, size_t row) {
   const FloatTag df;
-  Floats sum[kRows][kKeys];
-  POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] =
-      hn::Zero(df);
-  const T* key[kKeys];
-  tile.key.Find(tile.keys, key);
-  const float* HWY_RESTRICT query = tile.query;
-  const size_t query_floats = tile.query_floats, head_dim = tile.head_dim;
-  size_t d = 0;
-  for (; d + kFloatLanes <= head_dim; d += kFloatLanes) {
-    Floats k[kKeys];
-    POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = LoadElements(df, key[i] + d);
-    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
-      const Floats q = hn::Load(df, query + row * query_floats + d);
-      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
+  const size_t query_floats = run.query_floats, head_dim = run.head_dim;
+  const float* HWY_RESTRICT query = run.query + row * query_floats;
+  float* HWY_RESTRICT scores = run.scores + row * kDecodeKeyBlock;
+  for (size_t first = 0; first < order.count; first += kKeys, order.keys += kKeys) {
+    Floats sum[kRows][kKeys];
+    POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[j][i] =
+        hn::Zero(df);
+    const T* key[kKeys];
+    run.key.Find(order.keys, key);
+    size_t d = 0;
+    for (; d + kFloatLanes <= head_dim; d += kFloatLanes) {
+      Floats k[kKeys];
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = LoadElements(df, key[i] + d);
+      POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) {
+        const Floats q = hn::Load(df, query + j * query_floats + d);
+        POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[j][i] = hn::MulAdd(k[i], q, sum[j][i]);
+      }
     }
-  }
-  if (d < head_dim) {
-    Floats k[kKeys];
-    POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = LoadPartial(df, key[i] + d, head_dim - d);
-    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
-      const Floats q = hn::Load(df, query + row * query_floats + d);
-      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[row][i] = hn::MulAdd(k[i], q, sum[row][i]);
+    if (d < head_dim) {
+      Floats k[kKeys];
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = LoadPartial(df, key[i] + d, head_dim - d);
+      POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) {
+        const Floats q = hn::Load(df, query + j * query_floats + d);
+        POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[j][i] = hn::MulAdd(k[i], q, sum[j][i]);
+      }
     }
-  }
-  HWY_ALIGN float sums[4];
-  if constexpr (kRows == 4 && kKeys < 4) {
-    POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) {
-      StoreFourSums(df, sum[0][i], sum[1][i], sum[2][i], sum[3][i], sums);
-      float* HWY_RESTRICT to = tile.scores + tile.keys[i];
-      POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) to[row * kDecodeKeyBlock] = sums[row];
-    }
-  } else {
-    POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
-      const Floats* s = sum[row];
-      StoreFourSums(df, s[0], s[1 % kKeys], s[2 % kKeys], s[3 % kKeys], sums);
-      float* HWY_RESTRICT to = tile.scores + row * kDecodeKeyBlock;
-      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) to[tile.keys[i]] = sums[i];
+    HWY_ALIGN float sums[4];
+    if constexpr (kRows == 4 && kKeys < 4) {
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) {
+        StoreFourSums(df, sum[0][i], sum[1][i], sum[2][i], sum[3][i], sums);
+        float* HWY_RESTRICT to = scores + order.keys[i];
+        POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) to[j * kDecodeKeyBlock] = sums[j];
+      }
+    } else {
+      POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) {
+        const Floats* s = sum[j];
+        StoreFourSums(df, s[0], s[1 % kKeys], s[2 % kKeys], s[3 % kKeys], sums);
+        float* HWY_RESTRICT to = scores + j * kDecodeKeyBlock;
+        POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) to[order.keys[i]] = sums[i];
+      }
     }
   }
 }
 
 // Sums stay in the first-level cache: as many as there are would not fit the registers, and V is read best in whole rows.
 template <size_t kRows, size_t kKeys, class T>
-static HWY_NOINLINE void AddValues(const ValueRun<T>& run) {
+static HWY_NOINLINE void AddValues(const ValueRun<T>& run, const KeyOrder& order, size_t first_row) {
   const FloatTag df;
   const size_t columns = run.columns, sum_floats = run.sum_floats, rest = columns % kFloatLanes;
-  const std::uint16_t* HWY_RESTRICT keys = run.keys;
-  for (size_t i = 0; i + kKeys <= run.key_count; i += kKeys, keys += kKeys) {
+  const float* HWY_RESTRICT weights = run.weights + first_row * kDecodeKeyBlock;
+  float* HWY_RESTRICT sums = run.sums + first_row * sum_floats;
+  const std::uint16_t* HWY_RESTRICT keys = order.keys;
+  for (size_t i = 0; i + kKeys <= order.count; i += kKeys, keys += kKeys) {
     const T* value[kKeys];
     Floats weight[kRows][kKeys];
     run.value.Find(keys, value);
     POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) {
-      const float* HWY_RESTRICT from = run.weights + keys[k];
+      const float* HWY_RESTRICT from = weights + keys[k];
       POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) weight[row][k] = hn::Set(df, from[row * kDecodeKeyBlock]);
     }
-    float* HWY_RESTRICT sums = run.sums;
     size_t e = 0;
     for (; e + kFloatLanes <= columns; e += kFloatLanes) {
       Floats v[kKeys];
@@ -280,44 +298,48 @@ static HWY_NOINLINE void AddValues(const ValueRun<T>& run) {
 
 #endif  // HWY_HAVE_SCALABLE
 
-// One tile's keys and all rows.
+// The keys of an order and rows `row` to `rows`.
 template <size_t kKeys, size_t kRows = DecodeLimits::kRows, class T>
-HWY_INLINE void ScoresOfRows(ScoreTile<T> tile, size_t rows) {
-  for (; rows >= kRows; rows -= kRows) {
-    ScoresOfKeys<kRows, kKeys>(tile);
-    tile.query += kRows * tile.query_floats;
-    tile.scores += kRows * kDecodeKeyBlock;
-  }
+HWY_INLINE void ScoresOfRows(const ScoreRun<T>& run, const KeyOrder& order, size_t row, size_t rows) {
+  for (; row + kRows <= rows; row += kRows) ScoresOfKeys<kRows, kKeys>(run, order, row);
   if constexpr (kRows > 1) {
-    if (rows > 0) ScoresOfRows<kKeys, kRows - 1>(tile, rows);
+    if (row < rows) ScoresOfRows<kKeys, kRows - 1>(run, order, row, rows);
   }
-}
-
-template <size_t kKeys, class T>
-HWY_INLINE void ScoresOfOrder(ScoreTile<T> tile, size_t keys, size_t rows) {
-  for (size_t i = 0; i < keys; i += kKeys, tile.keys += kKeys) ScoresOfRows<kKeys>(tile, rows);
 }
 
 template <size_t kRows, class T>
-HWY_INLINE void AddValuesOfTiles(ValueRun<T> run) {
+HWY_INLINE void AddValuesOfTiles(const ValueRun<T>& run, const KeyOrder& order, size_t row) {
   constexpr size_t kKeys = DecodeLimits::ValueKeys(kRows);
-  AddValues<kRows, kKeys>(run);
-  if (HWY_LIKELY(run.key_count % kKeys == 0)) return;
-  run.keys += run.key_count / kKeys * kKeys;
-  run.key_count %= kKeys;
-  AddValues<kRows, 1>(run);
+  AddValues<kRows, kKeys>(run, order, row);
+  const size_t rest = order.count % kKeys;
+  if (HWY_UNLIKELY(rest != 0)) AddValues<kRows, 1>(run, {order.keys + (order.count - rest), rest}, row);
 }
 
 template <size_t kRows = DecodeLimits::kRows, class T>
-HWY_INLINE void AddValuesOfRows(ValueRun<T> run, size_t rows) {
-  for (; rows >= kRows; rows -= kRows) {
-    AddValuesOfTiles<kRows>(run);
-    run.weights += kRows * kDecodeKeyBlock;
-    run.sums += kRows * run.sum_floats;
-  }
+HWY_INLINE void AddValuesOfRows(const ValueRun<T>& run, const KeyOrder& order, size_t row, size_t rows) {
+  for (; row + kRows <= rows; row += kRows) AddValuesOfTiles<kRows>(run, order, row);
   if constexpr (kRows > 1) {
-    if (rows > 0) AddValuesOfRows<kRows - 1>(run, rows);
+    if (row < rows) AddValuesOfRows<kRows - 1>(run, order, row, rows);
   }
+}
+
+// Calls add(order) for all of an order's keys: at once where one tile has room for all rows, else a few at a time, so that rows
+// that come later find what these keys have in the first-level cache.
+template <size_t kKeys, class Add>
+HWY_INLINE void ForKeys(KeyOrder order, size_t rows, const Add& add) {
+  if (rows <= DecodeLimits::kRows) return add(order);
+  for (; order.count > kKeys; order.keys += kKeys, order.count -= kKeys) add({order.keys, kKeys});
+  add(order);
+}
+
+template <size_t kKeys, class T>
+HWY_INLINE void ScoresOfOrder(const ScoreRun<T>& run, const KeyOrder& order, size_t rows) {
+  ForKeys<16 / kKeys * kKeys>(order, rows, [&](const KeyOrder& some) HWY_ATTR { ScoresOfRows<kKeys>(run, some, 0, rows); });
+}
+
+template <class T>
+HWY_INLINE void AddValuesOfOrder(const ValueRun<T>& run, const KeyOrder& order, size_t rows) {
+  ForKeys<16>(order, rows, [&](const KeyOrder& some) HWY_ATTR { AddValuesOfRows(run, some, 0, rows); });
 }
 
 }  // namespace
