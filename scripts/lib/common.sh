@@ -72,5 +72,21 @@ fingerprint_of_stage() (
     | xargs sha1sum | sha1sum | cut -d' ' -f1
 )
 
+# Of the sources as they stand: the commit, and whether something other than texts differs from it.
+commit_of_sources() {
+  local commit
+  commit=$(git -C "$POLYHEAD_ROOT" rev-parse --short HEAD 2>/dev/null || echo "unknown commit")
+  git -C "$POLYHEAD_ROOT" diff --quiet HEAD -- . ':!docs' 2>/dev/null || commit+=" with local changes"
+  echo "$commit"
+}
+
+machine() {
+  local cpu widest=""
+  cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
+  grep -q avx512vl /proc/cpuinfo && widest=" with AVX-512"
+  grep -q amx_tile /proc/cpuinfo && widest=" with AVX-512 and AMX"
+  echo "${cpu:-$(uname -m)}$widest, $(. /etc/os-release && echo "$PRETTY_NAME")"
+}
+
 # Two jobs at most: a template-heavy source takes up to a gigabyte, and the smallest machine we serve has two cores.
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-2}

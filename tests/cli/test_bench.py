@@ -284,7 +284,10 @@ class TerminalTest(BenchTest):
         import struct
         import termios
 
-        main, terminal = pty.openpty()
+        try:
+            main, terminal = pty.openpty()
+        except OSError as error:  # a machine without /dev/pts, as bare containers are
+            self.skipTest(f"no terminal can be had here: {error}")
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         environment = environment_with({"TERM": "xterm", **variables})
         process = subprocess.Popen([harness.COMMAND, *map(str, arguments)], stdout=terminal, stderr=terminal, env=environment)
