@@ -5,6 +5,9 @@
 // stop it, and a single stream waits at the start of every page. Asking for lines on top of that lost, at any distance.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "simd/hwy/compat.h"
 #include "simd/hwy/element-inl.h"
 #include "simd/hwy/partial_vector-inl.h"
@@ -83,6 +86,15 @@ HWY_INLINE void StoreFourSums(FloatTag df, Floats a, Floats b, Floats c, Floats 
 #endif
 }
 
+constexpr bool kVectorsFillLines = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3;
+
+// As many elements as a vector has lanes.
+template <bool kHalves, class T>
+HWY_INLINE Floats LoadOfRow(FloatTag df, const T* from) {
+  if constexpr (kHalves && std::is_same_v<T, float> && kVectorsFillLines) return LoadHalves(df, from);
+  return LoadElements(df, from);
+}
+
 // Rows of a block of keys, or of their values: `stride` apart, or where pages put them. They are of T.
 template <class T>
 struct BlockRows {
@@ -100,6 +112,14 @@ struct BlockRows {
     }
   }
   const T* Row(size_t key) const { return apart ? apart[key] : Offset(first, static_cast<std::ptrdiff_t>(key) * stride); }
+
+  // Whether whole vectors of these rows lie in two lines each, which reading them in halves mends.
+  HWY_INLINE bool LieAcrossLines() const {
+    if constexpr (std::is_same_v<T, float> && kVectorsFillLines) {
+      return ((reinterpret_cast<std::uintptr_t>(Row(0)) | static_cast<std::uintptr_t>(stride)) & 63) != 0;
+    }
+    return false;
+  }
 };
 
 // What tiles take part in is handed to them by reference, and what differs from tile to tile beside it: a copy with another
@@ -140,7 +160,7 @@ struct DecodeLimits {
   static constexpr size_t ValueKeys(size_t) { return 4; }
 };
 
-template <size_t kRows, size_t kKeys, class T>
+template <size_t kRows, size_t kKeys, bool, class T>
 static HWY_NOINLINE void ScoresOfKeys(const ScoreRun<T>& run, KeyOrder order, size_t row) {
   static_assert(kRows == 1 && kKeys == 4, "vectors without a size can't be array elements");
   const FloatTag df;
@@ -165,7 +185,7 @@ static HWY_NOINLINE void ScoresOfKeys(const ScoreRun<T>& run, KeyOrder order, si
   }
 }
 
-template <size_t kRows, size_t kKeys, class T>
+template <size_t kRows, size_t kKeys, bool, class T>
 static HWY_NOINLINE void AddValues(const ValueRun<T>& run, const KeyOrder& order, size_t row) {
   static_assert(kRows == 1 && (kKeys == 1 || kKeys == 4), "vectors without a size can't be array elements");
   const FloatTag df;
@@ -211,7 +231,7 @@ struct DecodeLimits {
 };
 
 // Tiles of kKeys keys and kRows rows from `row` on, for all keys of an order.
-template <size_t kRows, size_t kKeys, class T>
+template <size_t kRows, size_t kKeys, bool kHalves, class T>
 static HWY_NOINLINE void ScoresOfKeys(const ScoreRun<T>& run, KeyOrder order, size_t row) {
   const FloatTag df;
   const size_t query_floats = run.query_floats, head_dim = run.head_dim;
@@ -226,7 +246,7 @@ static HWY_NOINLINE void ScoresOfKeys(const ScoreRun<T>& run, KeyOrder order, si
     size_t d = 0;
     for (; d + kFloatLanes <= head_dim; d += kFloatLanes) {
       Floats k[kKeys];
-      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = LoadElements(df, key[i] + d);
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) k[i] = LoadOfRow<kHalves>(df, key[i] + d);
       POLYHEAD_UNROLL for (size_t j = 0; j < kRows; ++j) {
         const Floats q = hn::Load(df, query + j * query_floats + d);
         POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) sum[j][i] = hn::MulAdd(k[i], q, sum[j][i]);
@@ -259,7 +279,7 @@ static HWY_NOINLINE void ScoresOfKeys(const ScoreRun<T>& run, KeyOrder order, si
 }
 
 // Sums stay in the first-level cache: as many as there are would not fit the registers, and V is read best in whole rows.
-template <size_t kRows, size_t kKeys, class T>
+template <size_t kRows, size_t kKeys, bool kHalves, class T>
 static HWY_NOINLINE void AddValues(const ValueRun<T>& run, const KeyOrder& order, size_t first_row) {
   const FloatTag df;
   const size_t columns = run.columns, sum_floats = run.sum_floats, rest = columns % kFloatLanes;
@@ -277,7 +297,7 @@ static HWY_NOINLINE void AddValues(const ValueRun<T>& run, const KeyOrder& order
     size_t e = 0;
     for (; e + kFloatLanes <= columns; e += kFloatLanes) {
       Floats v[kKeys];
-      POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) v[k] = LoadElements(df, value[k] + e);
+      POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) v[k] = LoadOfRow<kHalves>(df, value[k] + e);
       POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) {
         Floats sum = hn::Load(df, sums + row * sum_floats + e);
         POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) sum = hn::MulAdd(weight[row][k], v[k], sum);
@@ -298,28 +318,28 @@ static HWY_NOINLINE void AddValues(const ValueRun<T>& run, const KeyOrder& order
 
 #endif  // HWY_HAVE_SCALABLE
 
-// The keys of an order and rows `row` to `rows`.
-template <size_t kKeys, size_t kRows = DecodeLimits::kRows, class T>
+// The keys of an order and rows `row` to `rows`. kHalves: whole vectors are read in halves, with the same bits.
+template <size_t kKeys, bool kHalves, size_t kRows = DecodeLimits::kRows, class T>
 HWY_INLINE void ScoresOfRows(const ScoreRun<T>& run, const KeyOrder& order, size_t row, size_t rows) {
-  for (; row + kRows <= rows; row += kRows) ScoresOfKeys<kRows, kKeys>(run, order, row);
+  for (; row + kRows <= rows; row += kRows) ScoresOfKeys<kRows, kKeys, kHalves>(run, order, row);
   if constexpr (kRows > 1) {
-    if (row < rows) ScoresOfRows<kKeys, kRows - 1>(run, order, row, rows);
+    if (row < rows) ScoresOfRows<kKeys, kHalves, kRows - 1>(run, order, row, rows);
   }
 }
 
-template <size_t kRows, class T>
+template <size_t kRows, bool kHalves, class T>
 HWY_INLINE void AddValuesOfTiles(const ValueRun<T>& run, const KeyOrder& order, size_t row) {
   constexpr size_t kKeys = DecodeLimits::ValueKeys(kRows);
-  AddValues<kRows, kKeys>(run, order, row);
+  AddValues<kRows, kKeys, kHalves>(run, order, row);
   const size_t rest = order.count % kKeys;
-  if (HWY_UNLIKELY(rest != 0)) AddValues<kRows, 1>(run, {order.keys + (order.count - rest), rest}, row);
+  if (HWY_UNLIKELY(rest != 0)) AddValues<kRows, 1, false>(run, {order.keys + (order.count - rest), rest}, row);
 }
 
-template <size_t kRows = DecodeLimits::kRows, class T>
+template <bool kHalves, size_t kRows = DecodeLimits::kRows, class T>
 HWY_INLINE void AddValuesOfRows(const ValueRun<T>& run, const KeyOrder& order, size_t row, size_t rows) {
-  for (; row + kRows <= rows; row += kRows) AddValuesOfTiles<kRows>(run, order, row);
+  for (; row + kRows <= rows; row += kRows) AddValuesOfTiles<kRows, kHalves>(run, order, row);
   if constexpr (kRows > 1) {
-    if (row < rows) AddValuesOfRows<kRows - 1>(run, order, row, rows);
+    if (row < rows) AddValuesOfRows<kHalves, kRows - 1>(run, order, row, rows);
   }
 }
 
@@ -334,12 +354,20 @@ HWY_INLINE void ForKeys(KeyOrder order, size_t rows, const Add& add) {
 
 template <size_t kKeys, class T>
 HWY_INLINE void ScoresOfOrder(const ScoreRun<T>& run, const KeyOrder& order, size_t rows) {
-  ForKeys<16 / kKeys * kKeys>(order, rows, [&](const KeyOrder& some) HWY_ATTR { ScoresOfRows<kKeys>(run, some, 0, rows); });
+  const bool halves = run.key.LieAcrossLines();
+  ForKeys<16 / kKeys * kKeys>(order, rows, [&](const KeyOrder& some) HWY_ATTR {
+    if (halves) return ScoresOfRows<kKeys, true>(run, some, 0, rows);
+    ScoresOfRows<kKeys, false>(run, some, 0, rows);
+  });
 }
 
 template <class T>
 HWY_INLINE void AddValuesOfOrder(const ValueRun<T>& run, const KeyOrder& order, size_t rows) {
-  ForKeys<16>(order, rows, [&](const KeyOrder& some) HWY_ATTR { AddValuesOfRows(run, some, 0, rows); });
+  const bool halves = run.value.LieAcrossLines();
+  ForKeys<16>(order, rows, [&](const KeyOrder& some) HWY_ATTR {
+    if (halves) return AddValuesOfRows<true>(run, some, 0, rows);
+    AddValuesOfRows<false>(run, some, 0, rows);
+  });
 }
 
 }  // namespace

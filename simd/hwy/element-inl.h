@@ -145,6 +145,13 @@ HWY_INLINE hn::Vec<D> LoadElements(D df, const I8* from) {
   return WidenIntegers(df, hn::LoadU(hn::Rebind<std::int8_t, D>(), &from->value));
 }
 
+// The same in halves: of a vector of 64 bytes that lies in two lines, only one half does.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadHalves(D df, const float* from) {
+  const hn::Half<D> half;
+  return hn::Combine(df, hn::LoadU(half, from + hn::Lanes(half)), hn::LoadU(half, from));
+}
+
 template <class D>
 HWY_INLINE void StoreElements(hn::Vec<D> v, D df, float* to) {
   hn::StoreU(v, df, to);

@@ -18,6 +18,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr std::int64_t kBufferedRows = 32;
 // How far few rows prefetch W: in each of the panels that they pass over side by side, in a panel alone.
 constexpr std::int64_t kPrefetchBytes = 256, kPrefetchAloneBytes = kSixteenWithFma ? 1024 : 256;
+// The same where one tile has all rows. The next panel would be too far: beside this one it has no room in the second-level
+// cache.
+constexpr std::int64_t kPrefetchOneTileBytes = 8192;
 
 struct FewRowsTile {
   GemmTileFunction compute;
@@ -108,6 +111,7 @@ HWY_NOINLINE void RunGemm(const GemmF32Args& args, Rows& source) {
   // would be made for each panel anew.
   const bool whole_rows = most_whole_rows >= kRowTile && (args.m <= kRowTile || (Rows::kMakesRows && args.residual == args.c));
   const std::int64_t block_k = whole_rows ? args.k : EvenShare(args.k, Rows::kBlockK, 16);
+  const bool one_tile = args.m <= kRowTile && block_k == args.k;
   const bool buffered = args.residual == args.c && block_k < args.k;
   std::int64_t block_rows = kBlockABytes / (Smaller(block_k, Rows::kBlockK) * kFloatBytes) / kRowTile * kRowTile;
   block_rows = Smaller(block_rows, Smaller(kMaxBlockRows, Rows::MostRows(block_k) / kRowTile * kRowTile));
@@ -124,10 +128,12 @@ HWY_NOINLINE void RunGemm(const GemmF32Args& args, Rows& source) {
         const Panel panel = PanelAt(args, column);
         const std::int64_t next_column = column + kPanelWidth < whole_end ? column + kPanelWidth : args.n_begin;
         const std::int64_t next_k = column + kPanelWidth < whole_end ? k : k_end == args.k ? 0 : k_end;
-        const float* next = PanelWeights(args, next_column) + next_k * kPanelWidth;
+        const float* weights = PanelWeights(args, column) + k * panel.padded;
+        const float* next =
+            one_tile ? weights + kPrefetchOneTileBytes / kFloatBytes : PanelWeights(args, next_column) + next_k * kPanelWidth;
         float* c = RowOf(args.c, args.c_stride, row) + column;
-        ComputePanel<typename Rows::Products>(args, panel, PanelWeights(args, column) + k * panel.padded, a, row, rows, k,
-                                              k_end, {c, args.c_stride}, {next, panel.padded * kFloatBytes});
+        ComputePanel<typename Rows::Products>(args, panel, weights, a, row, rows, k, k_end, {c, args.c_stride},
+                                              {next, panel.padded * kFloatBytes});
       }
     }
     for (std::int64_t column = whole_end; column < args.n_end; column += kPanelWidth) {

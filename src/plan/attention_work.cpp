@@ -20,6 +20,10 @@ bool takes_bf16_tiles(Isa isa, const AttentionShape& shape) {
   return isa == Isa::amx && shape.of_keys() == DType::bf16 && !shape.mixes();
 }
 
+// Up to this many rows a kv head, a long key sequence is the only thing to cut, so keys are split at fixed multiples.
+constexpr std::int64_t split_rows = 64;
+constexpr std::int64_t keys_per_split = 2048;
+
 // Rows a kv head up to which row-major scores win: few rows leave most lanes of the transposed kernel idle. Long rows of K help
 // them: a row-major score pays for adding up its lanes once, whatever the row's length.
 std::int64_t decode_rows(Isa isa, const AttentionShape& shape) {
@@ -43,22 +47,21 @@ std::int64_t decode_rows(Isa isa, const AttentionShape& shape) {
 }
 
 // Rows behind the last whole vector of the transposed kernel, up to this many, that row-major scores take in less time than a
-// vector whose other lanes are idle. Not where K and V come from memory: they would be read once more.
+// vector whose other lanes are idle. They read K and V once more: long ones are read from the cache where a split of the keys
+// is all that comes between.
 std::int64_t most_rest_rows(Isa isa, const AttentionShape& shape) {
-  if (shape.key_length >= long_keys) return 0;
+  const bool is_long = shape.key_length >= long_keys;
+  if (is_long && shape.rows() > split_rows) return 0;
   if (isa == Isa::avx2) return shape.head_dim >= 128 ? 4 : 3;
   if (isa != Isa::avx512 && isa != Isa::avx512_bf16) return 0;
-  if (multiplies_pairs(isa, shape.dtype)) return shape.head_dim >= 128 ? 5 : 4;
-  return shape.head_dim >= 128 ? 8 : shape.head_dim >= 80 ? 6 : 4;
+  if (multiplies_pairs(isa, shape.dtype)) return is_long ? 2 : shape.head_dim >= 128 ? 5 : 4;
+  if (shape.head_dim < 80) return 4;
+  return shape.head_dim >= 128 && !is_long ? 8 : 6;
 }
 
 std::int64_t rows_a_vector(Isa isa) {
   return isa == Isa::avx2 ? 8 : 16;
 }
-
-// Up to this many rows a kv head, a long key sequence is the only thing to cut, so keys are split at fixed multiples.
-constexpr std::int64_t split_rows = 64;
-constexpr std::int64_t keys_per_split = 2048;
 
 template <typename T>
 T* at(T* base, std::ptrdiff_t bytes) {

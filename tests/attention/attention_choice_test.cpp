@@ -38,7 +38,10 @@ TEST(AttentionChoice, RowMajorScoresForFewRowsAndForTheFewBehindTheLastWholeVect
           EXPECT_EQ(choice.rest_begin, whole) << what;
         }
         EXPECT_EQ(choose(isa, shape(whole + 15, 500)).rest_kernel, nullptr) << what;
-        EXPECT_EQ(choose(isa, shape(whole + 1, plan::long_keys)).rest_kernel, nullptr) << what << ": read twice";
+        // Few rows read a split of the keys again, which the cache has; many all keys.
+        EXPECT_EQ(choose(isa, shape(whole + 1, plan::long_keys)).rest_kernel,
+                  takes_rests && whole == 48 ? kernels.decode_f32 : nullptr)
+            << what;
         EXPECT_EQ(choose(isa, shape(whole + 1, 500), true).rest_kernel, nullptr) << what << ": bits depend on the length";
       }
     }
