@@ -13,9 +13,21 @@ def _read(path):
         return ""
 
 
-def cpu_name():
-    names = re.findall(r"^model name\s*:\s*(.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    return names[0].strip() if names else "unknown CPU"
+def cpu_name(cpuinfo=None):
+    """What the CPU calls itself, with family and model where that names no product, as on a virtual machine."""
+    cpuinfo = _read("/proc/cpuinfo") if cpuinfo is None else cpuinfo
+
+    def said(key):
+        found = re.search(rf"^{key}\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+        return found and found[1].strip()
+
+    name = said("model name")
+    if not name:
+        return "unknown CPU"
+    names_product = re.search(r"\d", name.partition("@")[0])
+    if names_product or not said("cpu family"):
+        return name
+    return f"{name}, family {said('cpu family')} model {said('model')}"
 
 
 def one_cpu_a_core(allowed=None, siblings_of=None):

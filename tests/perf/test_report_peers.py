@@ -55,6 +55,19 @@ def test_pinning_takes_a_cpu_of_each_core_first():
     assert machine.one_cpu_a_core([4, 5], siblings) == [4, 5]
 
 
+def test_cpus_that_name_no_product_are_told_apart_by_family_and_model():
+    def cpuinfo(name):
+        return f"processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: {name}\nprocessor\t: 1\nmodel name\t: another\n"
+
+    assert machine.cpu_name(cpuinfo("AMD EPYC")) == "AMD EPYC, family 26 model 2"
+    assert machine.cpu_name(cpuinfo("Intel(R) Xeon(R) Processor @ 2.80GHz")) == (
+        "Intel(R) Xeon(R) Processor @ 2.80GHz, family 26 model 2"
+    )
+    assert machine.cpu_name(cpuinfo("AMD EPYC 9654 96-Core Processor")) == "AMD EPYC 9654 96-Core Processor"
+    assert machine.cpu_name("model name : AMD EPYC\n") == "AMD EPYC"
+    assert machine.cpu_name("processor\t: 0\nBogoMIPS\t: 50\n") == "unknown CPU"
+
+
 def test_load_of_others_is_seen():
     cpus = sorted(os.sched_getaffinity(0))
     load = machine.Load(cpus)
