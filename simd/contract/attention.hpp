@@ -48,6 +48,9 @@ struct AttentionArgs {
   std::ptrdiff_t key_in_page = 0;
   std::ptrdiff_t value_in_page = 0;
 
+  // Bytes of rows of K, and of V, that few query rows ask for ahead of their use, in each stream; 0: left to the CPU.
+  std::int64_t fetch_ahead = 0;
+
   // Of keys and values of I8, else null. Key s stands for key_mean[d] + key_channel[d] * scale * key[d]; its scale lies at
   // key_scale + s or, in pages, at the key's page + key_scale_in_page + (s % page_keys) floats. Values likewise. A scale of NaN
   // makes the whole key, or value, one of NaN. Means and channels are finite.

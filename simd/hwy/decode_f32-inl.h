@@ -407,7 +407,15 @@ class DecodeRun {
         return AddIntegerValues(value, order, columns, NextKeys(args, first_key, key_end));
       }
     }
-    AddBlock({value, scores_, chains_, sum_floats_, columns}, order, selects, alpha);
+    AddBlock({value, scores_, chains_, sum_floats_, columns, FetchDistance(args, order, value, columns)}, order, selects,
+             alpha);
+  }
+
+  // How many rows of some columns ahead of its use a stream asks for. Where pages put the rows of a block, only those of a
+  // whole one are all known.
+  static size_t FetchDistance(const AttentionF32Args& args, const KeyOrder& order, const BlockRows<T>& rows, size_t columns) {
+    if (args.fetch_ahead == 0 || (rows.apart && order.count < kDecodeKeyBlock)) return 0;
+    return HWY_MIN(HWY_MAX(static_cast<size_t>(args.fetch_ahead) / (columns * sizeof(T)), size_t{1}), kStreamKeys - 1);
   }
 
   // A block's values, a chain of their own: one over all keys would be as long as they are many, and so would its error where
@@ -473,7 +481,8 @@ class DecodeRun {
         return Tiles::ScoresOfOrder(run, order, rows_, {value, static_cast<size_t>(args.value_dim)});
       }
     }
-    const ScoreRun<T> run = {key, query_, query_floats_, static_cast<size_t>(args.head_dim), scores_};
+    const size_t head_dim = static_cast<size_t>(args.head_dim);
+    const ScoreRun<T> run = {key, query_, query_floats_, head_dim, scores_, FetchDistance(args, order, key, head_dim)};
     if (rows_ >= DecodeLimits::kRows) {
       ScoresOfOrder<DecodeLimits::ScoreKeys(DecodeLimits::kRows)>(run, order, rows_);
     } else {

@@ -113,6 +113,18 @@ struct BlockRows {
   }
   const T* Row(size_t key) const { return apart ? apart[key] : Offset(first, static_cast<std::ptrdiff_t>(key) * stride); }
 
+  // Asks for the row `ahead` places on in a key's stream, which goes on in the next block. Of rows that pages put somewhere
+  // that block's are not known.
+  HWY_INLINE void Fetch(size_t key, size_t ahead, size_t columns) const {
+    constexpr size_t kToNextBlock = kDecodeKeyBlock - kStreamKeys;
+    const size_t there = key + ahead + (key % kStreamKeys + ahead < kStreamKeys ? 0 : kToNextBlock);
+    if (HWY_LIKELY(apart == nullptr)) {
+      PrefetchRows(Offset(first, static_cast<std::ptrdiff_t>(there) * stride), 0, 1, columns);
+    } else if (there < kDecodeKeyBlock) {
+      PrefetchRows(apart[there], 0, 1, columns);
+    }
+  }
+
   // Whether whole vectors of these rows lie in two lines each, which reading them in halves mends.
   HWY_INLINE bool LieAcrossLines() const {
     if constexpr (std::is_same_v<T, float> && kVectorsFillLines) {
@@ -133,7 +145,8 @@ struct ScoreRun {
   const float* query;  // rows of query_floats floats, scaled, padded with zeros to whole vectors
   size_t query_floats;
   size_t head_dim;
-  float* scores;  // rows of kDecodeKeyBlock floats
+  float* scores;      // rows of kDecodeKeyBlock floats
+  size_t fetch_rows;  // how far ahead rows are asked for; 0: they are not
 };
 
 // Some keys of a block, in the order in which they are taken.
@@ -150,6 +163,7 @@ struct ValueRun {
   float* sums;           // rows of sum_floats floats
   size_t sum_floats;
   size_t columns;
+  size_t fetch_rows;
 };
 
 #if HWY_HAVE_SCALABLE
@@ -243,6 +257,9 @@ static HWY_NOINLINE void ScoresOfKeys(const ScoreRun<T>& run, KeyOrder order, si
         hn::Zero(df);
     const T* key[kKeys];
     run.key.Find(order.keys, key);
+    if (run.fetch_rows != 0 && row == 0) {
+      POLYHEAD_UNROLL for (size_t i = 0; i < kKeys; ++i) run.key.Fetch(order.keys[i], run.fetch_rows, head_dim);
+    }
     size_t d = 0;
     for (; d + kFloatLanes <= head_dim; d += kFloatLanes) {
       Floats k[kKeys];
@@ -290,6 +307,9 @@ static HWY_NOINLINE void AddValues(const ValueRun<T>& run, const KeyOrder& order
     const T* value[kKeys];
     Floats weight[kRows][kKeys];
     run.value.Find(keys, value);
+    if (run.fetch_rows != 0 && first_row == 0) {
+      POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) run.value.Fetch(keys[k], run.fetch_rows, columns);
+    }
     POLYHEAD_UNROLL for (size_t k = 0; k < kKeys; ++k) {
       const float* HWY_RESTRICT from = weights + keys[k];
       POLYHEAD_UNROLL for (size_t row = 0; row < kRows; ++row) weight[row][k] = hn::Set(df, from[row * kDecodeKeyBlock]);

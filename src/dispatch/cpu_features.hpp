@@ -66,6 +66,7 @@ struct CpuFeatures {
   // Whether this CPU is known to do more with products of bf16 pairs (avx512_bf16, neon_bf16) than with multiply-adds of f32.
   // Of ARM's none is known yet.
   bool fast_bf16_products() const;
+  std::int64_t fetch_ahead_bytes() const;
   // Names of the features above that are true, as in "avx2 fma f16c".
   std::string feature_list() const;
   // Of the data (or unified) cache of this level, 0 where unknown.

@@ -171,6 +171,28 @@ TEST_P(AttentionKernelTest, BiasWithEveryBroadcast) {
   }
 }
 
+// Rows may be asked for ahead of their use: from behind the keys' end too, in pages, and with keys that nobody sees.
+TEST_P(AttentionKernelTest, FetchingAheadChangesNoBit) {
+  for (const std::int64_t keys : {100, 256, 700}) {
+    for (const std::int64_t head_dim : {3, 49, 130}) {
+      for (const std::int64_t group : {1, 5}) {
+        for (const bool paged : {false, true}) {
+          AttentionShape shape{1, group, keys, head_dim, head_dim, 0.2};
+          shape.visible_end = keys - 10;
+          AttentionProblem problem(shape, 2600);
+          if (paged) problem.put_in_pages(64);
+          const AttentionProblem::Result left = problem.run(kernel());
+          for (const std::int64_t bytes : {1, 2304, 1 << 20}) {
+            problem.fetch_ahead = bytes;
+            const std::string what = std::string(kernel().name) + ", " + std::to_string(bytes) + " bytes ahead";
+            expect_same_bits(problem.run(kernel()).out, left.out, what);
+          }
+        }
+      }
+    }
+  }
+}
+
 // A bias of 16 bits is worth what its numbers are in f32, to the bit, however it is spread out: of everyday size and -inf,
 // denormals of f16 (which count beside scores of 0), the largest of its type. What no row sees is poisoned.
 TEST_P(AttentionKernelTest, BiasOf16BitsIsWidenedExactly) {

@@ -261,6 +261,7 @@ class AttentionProblem {
       args.bias_head_stride = bias->head_stride / parts;
       args.bias_key_stride = bias->key_stride / parts;
     }
+    args.fetch_ahead = fetch_ahead;
     args.softcap = softcap;
     args.alibi_slopes = alibi_slopes ? alibi_slopes->data() : nullptr;
     args.alibi_stride = 4;
@@ -469,6 +470,7 @@ class AttentionProblem {
   std::optional<Broadcast<float>> bias;
   simd::Element bias_element = simd::Element::f32;  // numbers are rounded to it by a run
   double softcap = 0;
+  std::int64_t fetch_ahead = 0;
   std::optional<Guarded<float>> alibi_slopes, sinks;  // [group]
   std::int64_t alibi_offset = 0;
   // A kernel's, which is told batch item 3, heads from 20, queries from 100 and keys from 7,000 on, and what it does.

@@ -162,10 +162,11 @@ TEST(CpuFeatures, ProductsOfBf16Pairs) {
     char vendor[13];
     std::uint32_t version;
     bool fast;
+    bool asks_ahead = false;
   };
   const Machine machines[] = {{"Zen 4, EPYC 9004", "AuthenticAMD", 0x00a10f11, true},
                               {"Zen 4, Ryzen 7040", "AuthenticAMD", 0x00a70f41, true},
-                              {"Zen 5", "AuthenticAMD", 0x00b40f40, true},
+                              {"Zen 5", "AuthenticAMD", 0x00b40f40, true, true},
                               {"an AMD family that is not known", "AuthenticAMD", 0x00c00f10, false},
                               {"Cooper Lake", "GenuineIntel", 0x0005065b, false},
                               {"Sapphire Rapids", "GenuineIntel", 0x000806f8, false},
@@ -175,6 +176,7 @@ TEST(CpuFeatures, ProductsOfBf16Pairs) {
     EXPECT_STREQ(features.vendor.c_str(), machine.vendor);
     EXPECT_TRUE(features.supports(Isa::avx512_bf16)) << machine.what;
     EXPECT_EQ(features.fast_bf16_products(), machine.fast) << machine.what;
+    EXPECT_EQ(features.fetch_ahead_bytes() > 0, machine.asks_ahead) << machine.what;
     const Isa best = machine.fast ? Isa::avx512_bf16 : Isa::avx512;
     EXPECT_STREQ(dispatch::isa_name(dispatch::select_isa(features, x86_isas, nullptr)), dispatch::isa_name(best))
         << machine.what;
