@@ -414,7 +414,7 @@ class DecodeRun {
   // How many rows of some columns ahead of its use a stream asks for. Where pages put the rows of a block, only those of a
   // whole one are all known.
   static size_t FetchDistance(const AttentionF32Args& args, const KeyOrder& order, const BlockRows<T>& rows, size_t columns) {
-    if (args.fetch_ahead == 0 || (rows.apart && order.count < kDecodeKeyBlock)) return 0;
+    if (args.fetch_ahead == 0 || columns == 0 || (rows.apart && order.count < kDecodeKeyBlock)) return 0;
     return HWY_MIN(HWY_MAX(static_cast<size_t>(args.fetch_ahead) / (columns * sizeof(T)), size_t{1}), kStreamKeys - 1);
   }
 
