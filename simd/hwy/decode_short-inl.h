@@ -46,23 +46,12 @@ struct ShortRowLimits {
 template <size_t kRows, class T>
 static HWY_NOINLINE void ScoresOfNeighbours(const ShortScoreRun<T>& run, size_t row) {
   static_assert(kRows == 1, "vectors without a size can't be array elements");
-  const FloatTag df;
-  const size_t lanes = hn::Lanes(df);
   const float* HWY_RESTRICT query = run.query + row * run.query_floats;
   for (size_t first = 0; first < run.keys; first += 4) {
     if (row == 0) run.FetchValues(first);
     const T* key[4];
     run.Find(first, key);
-    Floats a = hn::Zero(df), b = a, c = a, e = a;
-    for (size_t d = 0; d < run.head_dim; d += lanes) {
-      const size_t left = run.head_dim - d;
-      const Floats q = hn::Load(df, query + d);
-      a = hn::MulAdd(LoadFirst(df, key[0] + d, left), q, a);
-      b = hn::MulAdd(LoadFirst(df, key[1] + d, left), q, b);
-      c = hn::MulAdd(LoadFirst(df, key[2] + d, left), q, c);
-      e = hn::MulAdd(LoadFirst(df, key[3] + d, left), q, e);
-    }
-    StoreFourSums(df, a, b, c, e, run.scores + row * kDecodeKeyBlock + first);
+    StoreFourScores(key, query, run.head_dim, run.scores + row * kDecodeKeyBlock + first);
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // A block's keys are taken in four streams: key 0, 64, 128, 192, then 1, 65, 129, 193 and so on. The processor fetches ahead by
 // itself along each as long as the rows that are read together lie in different pages; rows of one page, read side by side,
-// stop it, and a single stream waits at the start of every page. Asking for lines on top of that lost, at any distance.
+// stop it, and a single stream waits at the start of every page. Whether lines are asked for on top of that is a matter of the
+// CPU (AttentionArgs::fetch_ahead).
 #pragma once
 
 #include <cstdint>
@@ -86,12 +87,14 @@ HWY_INLINE void StoreFourSums(FloatTag df, Floats a, Floats b, Floats c, Floats 
 #endif
 }
 
-constexpr bool kVectorsFillLines = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3;
+// Whether a whole vector of T is a line long as it lies in memory.
+template <class T>
+constexpr bool kVectorsFillLines = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3 && std::is_same_v<T, float>;
 
 // As many elements as a vector has lanes.
 template <bool kHalves, class T>
 HWY_INLINE Floats LoadOfRow(FloatTag df, const T* from) {
-  if constexpr (kHalves && std::is_same_v<T, float> && kVectorsFillLines) return LoadHalves(df, from);
+  if constexpr (kHalves && kVectorsFillLines<T>) return LoadHalves(df, from);
   return LoadElements(df, from);
 }
 
@@ -127,7 +130,7 @@ struct BlockRows {
 
   // Whether whole vectors of these rows lie in two lines each, which reading them in halves mends.
   HWY_INLINE bool LieAcrossLines() const {
-    if constexpr (std::is_same_v<T, float> && kVectorsFillLines) {
+    if constexpr (kVectorsFillLines<T>) {
       return ((reinterpret_cast<std::uintptr_t>(Row(0)) | static_cast<std::uintptr_t>(stride)) & 63) != 0;
     }
     return false;
@@ -174,27 +177,34 @@ struct DecodeLimits {
   static constexpr size_t ValueKeys(size_t) { return 4; }
 };
 
+// One query row times four keys.
+template <class T>
+HWY_INLINE void StoreFourScores(const T* const (&key)[4], const float* HWY_RESTRICT query, size_t head_dim,
+                                float* HWY_RESTRICT scores) {
+  const FloatTag df;
+  const size_t lanes = hn::Lanes(df);
+  Floats a = hn::Zero(df), b = a, c = a, e = a;
+  for (size_t d = 0; d < head_dim; d += lanes) {
+    const size_t left = head_dim - d;
+    const Floats q = hn::Load(df, query + d);
+    a = hn::MulAdd(LoadFirst(df, key[0] + d, left), q, a);
+    b = hn::MulAdd(LoadFirst(df, key[1] + d, left), q, b);
+    c = hn::MulAdd(LoadFirst(df, key[2] + d, left), q, c);
+    e = hn::MulAdd(LoadFirst(df, key[3] + d, left), q, e);
+  }
+  StoreFourSums(df, a, b, c, e, scores);
+}
+
 template <size_t kRows, size_t kKeys, bool, class T>
 static HWY_NOINLINE void ScoresOfKeys(const ScoreRun<T>& run, KeyOrder order, size_t row) {
   static_assert(kRows == 1 && kKeys == 4, "vectors without a size can't be array elements");
-  const FloatTag df;
-  const size_t lanes = hn::Lanes(df);
   const float* HWY_RESTRICT query = run.query + row * run.query_floats;
   float* HWY_RESTRICT scores = run.scores + row * kDecodeKeyBlock;
   for (size_t first = 0; first < order.count; first += kKeys, order.keys += kKeys) {
     const T* key[4];
     run.key.Find(order.keys, key);
-    Floats a = hn::Zero(df), b = a, c = a, e = a;
-    for (size_t d = 0; d < run.head_dim; d += lanes) {
-      const size_t left = run.head_dim - d;
-      const Floats q = hn::Load(df, query + d);
-      a = hn::MulAdd(LoadFirst(df, key[0] + d, left), q, a);
-      b = hn::MulAdd(LoadFirst(df, key[1] + d, left), q, b);
-      c = hn::MulAdd(LoadFirst(df, key[2] + d, left), q, c);
-      e = hn::MulAdd(LoadFirst(df, key[3] + d, left), q, e);
-    }
     float sums[4];
-    StoreFourSums(df, a, b, c, e, sums);
+    StoreFourScores(key, query, run.head_dim, sums);
     for (size_t i = 0; i < 4; ++i) scores[order.keys[i]] = sums[i];
   }
 }
